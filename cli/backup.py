@@ -44,10 +44,11 @@ FOLDER: Final = ".backup"
 COMING: Final = ".restore"
 PASSES_MAX: Final = 100
 NO_BOOT: Final = "0" * 32 + "\n"
-# At the top of a data directory: files of the running process, and those that the copy of the metadata replaces.
+# At the top of a data directory: files of the running process, and those that the copy of the metadata replaces. The
+# journal has nothing that the logs lack while the machine runs, and would be older than the copies of the logs.
 NOT_COPIED: Final = frozenset({
     FOLDER, ".lock", "amqpctl.sock", "reserve", "boot-id", "spill", "metadata.sqlite", "metadata.sqlite-wal",
-    "metadata.sqlite-shm",
+    "metadata.sqlite-shm", "journal", "journal.swap",
 })  # fmt: skip
 _SEGMENT: Final = re.compile(r"\d{20}\.(log|log\.swap|index|timeindex|settled|settled\.swap)")
 _NAME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ")

@@ -5,11 +5,10 @@ Texts, codes and JSON are rabbitmq-diagnostics 3.10's, measured. Checks about re
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import Context, command_row
 from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, Failure, UsageError
 
 GROUP: Final = "Monitoring, observability and health checks"
@@ -88,38 +87,46 @@ def node_health_check(context: Context) -> None:
 # -- alarms ------------------------------------------------------------------------------------------------------------
 
 
-def alarms_of(context: Context) -> list[str]:
-    found = context.client.send("GET", "/api/health/checks/alarms")
+def alarms_of(context: Context, local: bool) -> list[str]:
+    """Return a line for each alarm. local: of the asked node only, not of the other nodes of its cluster."""
+    found = context.client.send("GET", f"/api/health/checks/{'local-' if local else ''}alarms")
     if found.ok:
         return []
     if found.status != 503 or not isinstance(found.data, dict) or "alarms" not in found.data:
         raise found.failure()
-    return [_alarm(context, each) for each in found.data["alarms"]]
+    return [_alarm(each) for each in found.data["alarms"]]
 
 
-def _alarm(context: Context, alarm: dict[str, Any]) -> str:
+def _alarm(alarm: dict[str, Any]) -> str:
     if "queue" in alarm:
-        return f"The log of queue '{alarm['queue']}' in vhost '{alarm['vhost']}' failed on node {context.node}"
+        return f"The log of queue '{alarm['queue']}' in vhost '{alarm['vhost']}' failed on node {alarm['node']}"
     names = {"memory": "Memory", "disk": "Free disk space"}
-    return f"{names.get(alarm['resource'], alarm['resource'])} alarm on node {context.node}"
+    return f"{names.get(alarm['resource'], alarm['resource'])} alarm on node {alarm['node']}"
+
+
+def _where(context: Context, found: list[str]) -> dict[str, list[str]]:
+    """Split alarms of the cluster into those of the asked node and of other nodes."""
+    local = alarms_of(context, local=True)
+    return {"local": local, "global": [each for each in found if each not in local]}
 
 
 def alarms(context: Context) -> None:
     context.info(f"Asking node {context.node} to report any known resource alarms ...")
-    found = alarms_of(context)
+    found = alarms_of(context, local=False)
     if not found:
         text = f"Node {context.node} reported no alarms, local or clusterwide"
         context.answer({"result": "ok", "node": context.node, "alarms": []}, text)
         return
-    answer = {"result": "ok", "message": f"Node {context.node} reported alarms", "local": found, "global": []}
-    context.answer(answer, "\n".join(found))
+    message = {"result": "ok", "message": f"Node {context.node} reported alarms"}
+    context.answer({**message, **_where(context, found)}, "\n".join(found))
 
 
 def check_alarms(local: bool, context: Context) -> None:
     context.info(f"Asking node {context.node} to report any local resource alarms ...")
-    found = alarms_of(context)
+    found = alarms_of(context, local)
     fine = f"Node {context.node} reported no {'local alarms' if local else 'alarms, local or clusterwide'}"
-    check(context, fine, "\n".join(found), {"local": found} if found else None)
+    where: dict[str, Any] = {"local": found} if local else _where(context, found) if found else {}
+    check(context, fine, "\n".join(found), where if found else None)
 
 
 # -- listeners ---------------------------------------------------------------------------------------------------------
@@ -232,42 +239,25 @@ def check_certificate_expiration(context: Context) -> None:
     check(context, f"No certificates are expiring within {within} {unit}.", wrong)
 
 
-def _command(
-    name: str,
-    summary: str,
-    run: Callable[[Context], None],
-    example: str,
-    effect: str,
-    *,
-    operand: tuple[str, str] | None = None,
-    options: tuple[str, ...] = (),
-    needs_app: bool = True,
-) -> Command:
-    count = 1 if operand else 0
-    own = "".join(f"[--{option} <{option}>] " for option in options)
-    usage = f"{own}{operand[0] + ' ' if operand else ''}[--timeout <timeout>]"
-    details = (operand,) if operand else ()
-    examples = ((example, effect),)
-    return Command(name, GROUP, summary, run, usage, count, count, details, options, (), 0, examples, needs_app)
-
+_row = partial(command_row, group=GROUP)
 
 COMMANDS: Final = (
-    _command("alarms", "Lists the alarms in effect", alarms, "alarms --formatter json", "for programs"),
-    _command(
+    _row("alarms", "Lists the alarms in effect", alarms, "alarms --formatter json", "for programs"),
+    _row(
         "check_alarms",
         "Fails if there is an alarm",
         partial(check_alarms, False),
         "check_alarms",
         "exit code 69 while publishers are blocked",
     ),
-    _command(
+    _row(
         "check_local_alarms",
         "Fails if this node has an alarm",
         partial(check_alarms, True),
         "-q check_local_alarms",
         "for a probe; on a single node the same as check_alarms",
     ),
-    _command(
+    _row(
         "check_running",
         "Fails if the broker does not serve AMQP clients",
         check_running,
@@ -275,7 +265,7 @@ COMMANDS: Final = (
         "exit code 69 also between stop_app and start_app",
         needs_app=False,
     ),
-    _command(
+    _row(
         "is_running",
         "Displays whether clients can connect",
         is_running,
@@ -283,7 +273,7 @@ COMMANDS: Final = (
         "the answer is in the key `result`; the exit code is 0 in both cases",
         needs_app=False,
     ),
-    _command(
+    _row(
         "is_booting",
         "Displays whether the broker is still starting",
         is_booting,
@@ -291,63 +281,64 @@ COMMANDS: Final = (
         "a broker that answers has started",
         needs_app=False,
     ),
-    _command(
+    _row(
         "node_health_check",
         "Checks the app and its alarms; deprecated in RabbitMQ",
         node_health_check,
         "node_health_check",
         "exit code 70 if the check fails",
     ),
-    _command(
+    _row(
         "listeners",
         "Lists active listeners: interface, port, protocol",
         listeners,
         "listeners --formatter json",
         "for programs",
     ),
-    _command(
+    _row(
         "check_port_connectivity",
         "Health check that connects to the port of each listener",
         check_port_connectivity,
         "check_port_connectivity",
         "exit code 69 with the port that does not answer",
     ),
-    _command(
+    _row(
         "check_port_listener",
         "Fails if no listener uses the port",
         check_port_listener,
         "check_port_listener 5672",
         "exit code 0 if AMQP is on its usual port",
-        operand=("<port>", "number of a TCP port"),
+        ("<port>", "number of a TCP port"),
     ),
-    _command(
+    _row(
         "check_protocol_listener",
         "Fails if no listener serves the protocol",
         check_protocol_listener,
         "check_protocol_listener amqps",
         "exit code 69 if there is no TLS listener",
-        operand=("<protocol>", "amqp, amqps, http, or another protocol that `listeners` shows"),
+        ("<protocol>", "amqp, amqps, http, or another protocol that `listeners` shows"),
     ),
-    _command(
+    _row(
         "check_virtual_hosts",
         "Health check that all vhosts are running",
         check_virtual_hosts,
         "check_virtual_hosts",
         "exit code 69 and the names of vhosts that are down",
     ),
-    _command(
+    _row(
         "certificates",
         "Displays the certificates of listeners that use TLS",
         certificates,
         "certificates --formatter json",
         "subject, issuer, validity",
     ),
-    _command(
+    _row(
         "check_certificate_expiration",
         "Fails if a certificate expires soon",
         check_certificate_expiration,
         "check_certificate_expiration --within 30 --unit days",
         "exit code 69 and the certificates that expire within 30 days",
+        usage="[--within <within>] [--unit <unit>] [--timeout <timeout>]",
         options=("within", "unit"),
     ),
 )

@@ -166,7 +166,9 @@ class ApiClient:
         """Return the socket's path or the URI without its password."""
         if not self.uri:
             return os.path.join(self.data_dir, SOCKET_NAME)  # noqa: PTH118 - pathlib is 3 ms of start-up
-        scheme, _, rest = self.uri.partition("://")
+        scheme, separator, rest = self.uri.partition("://")
+        if not scheme.isalpha() or not separator:  # no scheme, but the begin of a name and a password
+            return self.uri.rpartition("@")[2]
         return f"{scheme}://{rest.rpartition('@')[2]}"
 
     def get(self, path: str) -> Any:
@@ -245,13 +247,14 @@ class ApiClient:
             return _unix_connection(self.address, self.timeout_s)
         from urllib.parse import unquote, urlsplit
 
+        wrong = f"--uri {self.address}: expected http://USER:PASSWORD@HOST:15672, or https://...:15671"
         try:
             parts = urlsplit(self.uri)
             port = parts.port
-        except ValueError as error:
-            raise UsageError(f"--uri {self.address}: {error}") from None
+        except ValueError:  # its text may have a part of the password
+            raise UsageError(f"{wrong}; in a password, / ? # are %2F %3F %23") from None
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise UsageError(f"--uri {self.address}: expected http://USER:PASSWORD@HOST:15672, or https://...:15671")
+            raise UsageError(wrong)
         if parts.username is not None:
             from base64 import b64encode
 
@@ -279,11 +282,17 @@ class ApiClient:
             advice = "put credentials into the URI: --uri http://USER:PASSWORD@HOST:15672"
             if self.tls.certificate:
                 advice = "see auth.mechanisms and auth.ssl_cert_login_from of the broker, and that it has such a user"
+        elif answer.reason == "Login failed":
+            advice = "check the user's name and password; guest can log in only on the broker's machine"
         return f"{self.address} refuses: {answer.reason}. What to do: {advice}."
 
     def _unreachable(self, error: Exception) -> ApiRefused:
         """Return the error with exit code 69 (rabbit). Its text says what the user can do next."""
+        from http.client import BadStatusLine, RemoteDisconnected
+
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, BadStatusLine) and not isinstance(error, RemoteDisconnected):
+            why = f"no HTTP there, the answer begins with {str(error)[:60]!r}"
         start = "amqpd" if self.data_dir in {"", "./amqpd-data"} else f"amqpd --data-dir {self.data_dir}"
         advice = [
             f"The broker may not be running. Start it: {start}",

@@ -101,7 +101,7 @@ def check_cluster(context: Context) -> None:
     files = [f"--config={name}" for name in context.operands]
     code = subprocess.run([sys.executable, "-P", "-m", "amqpd.cluster.check", *files], check=False).returncode
     if code:
-        raise Failure(code, "a node with these settings cannot start")
+        raise Failure(code, "not all checks have passed, see above")
 
 
 def move_vhost(context: Context) -> None:
@@ -155,7 +155,7 @@ def cluster_status(context: Context) -> None:
         "rabbitmq_version": about["rabbitmq_version"],
     }
     found: dict[str, Any] = {
-        "alarms": alarms_of(context),
+        "alarms": alarms_of(context, local=False),
         "cluster_name": context.client.get("/api/cluster-name")["name"],
         "disk_nodes": [node],
         "feature_flags": flags,

@@ -47,6 +47,7 @@ class Context:
     Attributes:
         program: the name under which amqpctl was called
         commands: the commands of that program
+        environment: variables
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Context:
         stdin: TextIO,
         program: str,
         commands: Mapping[str, Command],
+        environment: Mapping[str, str],
     ) -> None:
         self.line = line
         self.operands = line.operands
@@ -69,10 +71,11 @@ class Context:
         self.stdin = stdin
         self.program = program
         self.commands = commands
+        self.environment = environment
 
     def with_line(self, line: CommandLine) -> Context:
         """Return a copy with another command line, for a command that runs other commands."""
-        return Context(line, self.client, self.out, self.err, self.stdin, self.program, self.commands)
+        return Context(line, self.client, self.out, self.err, self.stdin, self.program, self.commands, self.environment)
 
     @property
     def timeout_ms(self) -> int:
@@ -168,10 +171,6 @@ class Command(NamedTuple):
     examples: tuple[tuple[str, str], ...] = ()
     needs_app: bool = True
 
-    @property
-    def usage_line(self) -> str:
-        return self.usage_of("amqpctl")
-
     def usage_of(self, program: str) -> str:
         return f"{program} [--node <node>] [--longnames] [--quiet] {self.name} {self.usage}".rstrip()
 
@@ -181,3 +180,30 @@ class Command(NamedTuple):
             raise UsageError("not enough arguments.")
         if self.most is not None and len(operands) > self.most:
             raise UsageError("too many arguments.")
+
+
+def command_row(
+    name: str,
+    summary: str,
+    run: Callable[[Context], None],
+    example: str,
+    effect: str,
+    *operands: tuple[str, str],
+    group: str,
+    usage: str | None = None,
+    options: tuple[str, ...] = (),
+    needs_app: bool = True,
+) -> Command:
+    """Return the row of a command with one example. It needs all its operands.
+
+    Args:
+        operands: each with its meaning.
+        usage: None for options, operands and --timeout.
+    """
+    if usage is None:
+        words = [f"[--{option}]" for option in options] + [operand for operand, _ in operands]
+        usage = " ".join([*words, "[--timeout <timeout>]"])
+    count = len(operands)
+    return Command(
+        name, group, summary, run, usage, count, count, operands, options, (), 0, ((example, effect),), needs_app
+    )

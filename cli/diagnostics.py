@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from amqpd.cli.client import ApiAnswer, quoted
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import Command, Context, command_row
 from amqpd.cli.errors import DATA, UNAVAILABLE, USAGE, Failure, UsageError, VhostNotFound
 from amqpd.cli.formatters import BY_NAME, compact
 from amqpd.cli.listings import Item, Listing, plain, value, wanted
@@ -234,28 +233,10 @@ def _part(context: Context, name: str, vhost: str) -> None:
     context.out.write("\n")
 
 
-def _command(
-    name: str,
-    summary: str,
-    run: Callable[[Context], None],
-    example: str,
-    effect: str,
-    *,
-    group: str = MONITORING,
-    operand: tuple[str, str] | None = None,
-    options: tuple[str, ...] = (),
-    needs_app: bool = True,
-) -> Command:
-    count = 1 if operand else 0
-    own = "".join(f"[--{option}] " for option in options)
-    usage = f"{own}{operand[0] + ' ' if operand else ''}[--timeout <timeout>]"
-    details = (operand,) if operand else ()
-    examples = ((example, effect),)
-    return Command(name, group, summary, run, usage, count, count, details, options, (), 0, examples, needs_app)
-
+_row = partial(command_row, group=MONITORING)
 
 COMMANDS: Final = (
-    _command(
+    _row(
         "server_version",
         "Displays the broker's version",
         server_version,
@@ -263,7 +244,7 @@ COMMANDS: Final = (
         "only the version",
         needs_app=False,
     ),
-    _command(
+    _row(
         "erlang_version",
         "Displays the version of the broker's runtime, Python",
         erlang_version,
@@ -271,7 +252,7 @@ COMMANDS: Final = (
         "also whether the hot modules are compiled",
         needs_app=False,
     ),
-    _command(
+    _row(
         "environment",
         "Displays every setting of the broker",
         environment,
@@ -280,7 +261,7 @@ COMMANDS: Final = (
         group=CONFIGURATION,
         needs_app=False,
     ),
-    _command(
+    _row(
         "os_env",
         "Displays the environment variables that configure the broker",
         os_env,
@@ -288,7 +269,7 @@ COMMANDS: Final = (
         "AMQPD_ and RABBITMQ_ variables; secrets are hidden",
         group=CONFIGURATION,
     ),
-    _command(
+    _row(
         "command_line_arguments",
         "Displays the command line of the broker's process",
         command_line_arguments,
@@ -297,7 +278,7 @@ COMMANDS: Final = (
         group=CONFIGURATION,
         needs_app=False,
     ),
-    _command(
+    _row(
         "memory_breakdown",
         "Displays the use of the broker's memory",
         memory_breakdown,
@@ -305,18 +286,18 @@ COMMANDS: Final = (
         "the parts that the broker can measure",
         options=("unit",),
     ),
-    _command(
+    _row(
         "resolve_hostname",
         "Resolves a host name on the broker's machine",
         resolve_hostname,
         "resolve_hostname db.example --address-family any",
         "one address per line; exit code 65 if there is none",
+        ("<hostname>", "a host name"),
         group=CONFIGURATION,
-        operand=("<hostname>", "a host name"),
         options=("address-family",),
         needs_app=False,
     ),
-    _command(
+    _row(
         "resolver_info",
         "Displays how the broker's machine resolves host names",
         resolver_info,
@@ -325,7 +306,7 @@ COMMANDS: Final = (
         group=CONFIGURATION,
         needs_app=False,
     ),
-    _command(
+    _row(
         "list_network_interfaces",
         "Displays the network interfaces of the broker's machine",
         list_network_interfaces,
@@ -333,16 +314,16 @@ COMMANDS: Final = (
         "their addresses",
         needs_app=False,
     ),
-    _command(
+    _row(
         "set_log_level",
         "Sets the log level of the running broker",
         set_log_level,
         "set_log_level debug",
         "until the next start; the setting log.level is permanent",
+        ("<log_level>", f"one of {', '.join(LEVELS)}"),
         group=CONFIGURATION,
-        operand=("<log_level>", f"one of {', '.join(LEVELS)}"),
     ),
-    _command(
+    _row(
         "rotate_logs",
         "Reopens the log file after it was renamed",
         rotate_logs,
@@ -350,7 +331,7 @@ COMMANDS: Final = (
         "SIGUSR1 has the same effect",
         group="Nodes",
     ),
-    _command(
+    _row(
         "log_location",
         "Displays the place of the broker's log",
         log_location,
@@ -359,7 +340,7 @@ COMMANDS: Final = (
         group=CONFIGURATION,
         needs_app=False,
     ),
-    _command(
+    _row(
         "log_tail",
         "Displays the last lines of the log file",
         log_tail,
@@ -368,7 +349,7 @@ COMMANDS: Final = (
         options=("number",),
         needs_app=False,
     ),
-    _command(
+    _row(
         "log_tail_stream",
         "Displays new lines of the log file",
         log_tail_stream,
@@ -377,7 +358,7 @@ COMMANDS: Final = (
         options=("duration",),
         needs_app=False,
     ),
-    _command(
+    _row(
         "list_node_auth_attempt_stats",
         "Lists the numbers of logins that were tried, succeeded and failed",
         list_attempts,
@@ -385,7 +366,7 @@ COMMANDS: Final = (
         "by address, user and protocol, if that is enabled",
         options=("by-source",),
     ),
-    _command(
+    _row(
         "reset_node_auth_attempt_metrics",
         "Resets the numbers of logins to 0",
         reset_attempts,
@@ -393,7 +374,7 @@ COMMANDS: Final = (
         "also those by source",
         group=CONFIGURATION,
     ),
-    _command(
+    _row(
         "enable_auth_attempt_source_tracking",
         "Counts logins by address and user",
         enable_sources,
@@ -401,7 +382,7 @@ COMMANDS: Final = (
         "until the next start",
         group=CONFIGURATION,
     ),
-    _command(
+    _row(
         "disable_auth_attempt_source_tracking",
         "Counts logins only by protocol",
         disable_sources,
@@ -409,7 +390,7 @@ COMMANDS: Final = (
         "the state after a start",
         group=CONFIGURATION,
     ),
-    _command(
+    _row(
         "report",
         "Displays status, settings and all lists, for a support request",
         report,

@@ -17,6 +17,8 @@ NO_USER: Final = 67
 UNAVAILABLE: Final = 69
 """The broker does not answer, or it refuses the request."""
 SOFTWARE: Final = 70
+IO_ERROR: Final = 74
+"""The output cannot be written."""
 TIMED_OUT: Final = 75
 NO_PERMISSION: Final = 77
 """Wrong password, or the user lacks a tag or permission that the command needs."""

@@ -6,6 +6,7 @@ and pyarrow when it runs, and pyspark only for the engine Spark.
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 import sys
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 
 OPTIONS: Final = (
     "queue", "to", "format", "checkpoint", "from", "to-offset", "partition-by", "where", "columns", "table", "name",
-    "batch", "follow", "min-batch-bytes", "max-batch-age", "allow-data-loss", "engine", "master", "memory",
-    "payload", "payload-schema", "payload-message", "schema-registry",
+    "batch", "follow", "min-batch-bytes", "max-batch-age", "share", "take-over-after", "compress",
+    "allow-data-loss", "engine", "master", "memory",
+    "payload", "payload-schema", "payload-message", "schema-registry", "schema-registry-password-file",
 )  # fmt: skip
 NOT_SUPPORTED: Final = frozenset(["s3n", "gcs", "adl", "wasb", "wasbs", "r2", "oss", "cos", "swift", "hdfs", "dbfs"])
 """URL schemes of stores that are not supported."""
@@ -45,6 +47,7 @@ PAYLOAD_PACKAGES: Final = {
     "protobuf": (("google.protobuf", "protobuf>=6.31"),),
 }
 """The packages of the extra `payload`, by format."""
+REGISTRY_VARIABLE: Final = "AMQPCTL_SCHEMA_REGISTRY_PASSWORD"
 PROTOC: Final = ("grpc_tools", "grpcio-tools>=1.75")
 """The package that compiles Protobuf's schemas, in .proto files and in registries."""
 PYARROW: Final = "pyarrow>=18"
@@ -55,6 +58,14 @@ BAR_CELLS: Final = 10
 
 
 def export(context: Context) -> None:
+    stopped = StopRequest("stopping after this batch; once more to stop now (a rerun loses and repeats nothing)")
+    try:
+        _export(context, stopped)
+    finally:
+        stopped.restore()
+
+
+def _export(context: Context, stopped: StopRequest) -> None:
     options = _options(context)
     from amqpd.storage.export.checkpoint import CheckpointError
     from amqpd.storage.export.columns import UnknownColumn
@@ -67,8 +78,9 @@ def export(context: Context) -> None:
     from amqpd.storage.export.targets import TargetError
     from amqpd.storage.export.worker_pool import WorkerFailed
 
+    if "share" in context.line.given:
+        from amqpd.storage.export.shared_job import SharedExportJob as ExportJob
     progress = ProgressBar(context) if context.err.isatty() and not context.line.quiet else ProgressLines(context)
-    stopped = StopRequest("stopping after this batch; once more to stop now (a rerun loses and repeats nothing)")
     engine = _engine(context, options, progress)
     try:
         job = ExportJob(options, engine, progress.finish_batch, stopped, progress.begin_batch, progress.wait)
@@ -84,7 +96,10 @@ def export(context: Context) -> None:
     except DataLoss as error:
         raise Failure(DATA, _in_our_words(str(error))) from None
     except (TargetError, OSError) as error:
-        raise Failure(UNAVAILABLE, str(error)) from None
+        is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        places = f"{options.checkpoint} or {without_password(options.to)}"
+        full = f": {places} is full; a smaller --batch needs less" if is_full else ""
+        raise Failure(UNAVAILABLE, f"{error}{full}") from None
     except WorkerFailed as error:
         raise Failure(SOFTWARE, str(error)) from None
     except Exception as error:  # Spark raises many types
@@ -93,11 +108,10 @@ def export(context: Context) -> None:
         raise _spark_failure(error) from error
     finally:
         progress.close()
-        stopped.restore()
     if total.rejected:
         _note(
             context,
-            f"{total.rejected:,} messages do not fit the payload: they are in {options.to.rstrip('/')}/_rejected",
+            f"{total.rejected:,} messages do not fit the payload: they are in {total.root}/_rejected",
         )
     if context.line.formatter == "json":
         found = {"batches": total.batches, "records": total.rows, "bytes": total.bytes, "waiting": total.lag}
@@ -281,11 +295,8 @@ def _options(context: Context) -> ExportOptions:
                 "--checkpoint is needed if --to is not a directory: a local directory that remembers what was exported"
             )
         checkpoint = to.rstrip("/") + ".checkpoint"
-    if "://" in checkpoint:
-        raise UsageError(f"--checkpoint {checkpoint}: expected a local directory, also for an object store")
+    _check_sharing(context, checkpoint)
     payload = payload_options(context)
-    if payload and kind in ("delta", "iceberg"):  # before their packages are looked for
-        raise UsageError("--payload: only for files of the formats parquet, json and csv")
     if payload and _wants_spark(context):
         raise UsageError("--payload: not with --engine spark, --where, --master or --memory")
     for name in ("to-offset", "batch", "min-batch-bytes", "max-batch-age"):
@@ -321,7 +332,33 @@ def _options(context: Context) -> ExportOptions:
         max_batch_age_s=float(given.get("max-batch-age", MAX_BATCH_AGE_S)),
         fail_on_data_loss="allow-data-loss" not in given,
         payload=payload,
+        take_over_s=float(given["take-over-after"]) if "take-over-after" in given else None,
     )
+
+
+def _check_sharing(context: Context, checkpoint: str) -> None:
+    """Check the options of --share. Raises: UsageError; Failure, if a package is missing."""
+    from amqpd.storage.export.object_store import is_object_store
+
+    given = context.line.given
+    is_store = is_object_store(checkpoint)
+    if "share" in given:
+        if _wants_spark(context):
+            raise UsageError("--share: not with --engine spark, --where, --master or --memory")
+        if "take-over-after" in given and context.line.number("take-over-after") == 0:
+            raise UsageError("Invalid options for this command:\n--take-over-after : 0")
+        if "://" in checkpoint and not is_store:
+            raise UsageError(
+                f"--checkpoint {checkpoint}: expected a directory or an object store (s3://, gs://, abfs://)"
+            )
+        if is_store:
+            look_for_packages(context, checkpoint, "parquet")
+        return
+    if "take-over-after" in given:
+        raise UsageError("--take-over-after needs --share")
+    if "://" in checkpoint:
+        more = "; with --share also a URL" if is_store else ""
+        raise UsageError(f"--checkpoint {checkpoint}: expected a local directory, also for an object store{more}")
 
 
 def _target(given: Mapping[str, str]) -> tuple[str, str]:
@@ -365,13 +402,13 @@ def payload_options(context: Context) -> PayloadOptions | None:
     given = context.line.given
     payload = given.get("payload")
     if payload is None:
-        for name in ("payload-schema", "payload-message", "schema-registry"):
+        for name in ("payload-schema", "payload-message", "schema-registry", "schema-registry-password-file"):
             if name in given:
                 raise UsageError(f"--{name} needs --payload")
         return None
     if payload not in PAYLOAD_PACKAGES:
         raise UsageError(f"--payload {payload}: expected {', '.join(PAYLOAD_PACKAGES)}")
-    path, registry = given.get("payload-schema", ""), given.get("schema-registry", "")
+    path, registry = given.get("payload-schema", ""), _registry(context)
     packages = [("pyarrow", PYARROW), *PAYLOAD_PACKAGES[payload]]
     if payload == "protobuf" and (registry or path.endswith(".proto")):
         packages.append(PROTOC)
@@ -386,6 +423,35 @@ def payload_options(context: Context) -> PayloadOptions | None:
         return payload_schema.payload_options(payload, path, given.get("payload-message", ""), registry)
     except (BadSchema, OSError) as error:
         raise UsageError(f"{where}: {error}") from None
+
+
+def _registry(context: Context) -> str:
+    """Return the URL of --schema-registry with its password; "" without it. Raises: UsageError."""
+    from pathlib import Path
+
+    from amqpd.storage.export.schema_registry import has_password, with_password
+
+    given = context.line.given
+    registry, path = given.get("schema-registry", ""), given.get("schema-registry-password-file")
+    if path is not None and not registry:
+        raise UsageError("--schema-registry-password-file needs --schema-registry")
+    if path is not None:
+        try:
+            with Path(path).open(encoding="utf-8") as file:
+                password = file.readline().rstrip("\r\n")
+            if not password:
+                raise ValueError("its first line is empty")
+            return with_password(registry, password)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--schema-registry-password-file {path}: {error}") from None
+    if has_password(registry):
+        context.warn(
+            "Warning: other users of this machine see the password in --schema-registry: use "
+            "--schema-registry-password-file"
+        )
+        return registry
+    password = context.environment.get(REGISTRY_VARIABLE, "")
+    return with_password(registry, password) if password and "@" in registry else registry
 
 
 def _is_missing(name: str) -> bool:
@@ -403,6 +469,10 @@ def read_source(context: Context) -> dict[str, str]:
     from pathlib import Path
 
     source = {"url": context.client.uri} if context.client.uri else {"path": context.client.data_dir}
+    if "compress" in context.line.given:
+        if not context.client.uri:
+            raise UsageError("--compress needs --uri: files of a data directory are read as they are")
+        source["transferCompression"] = "zstd"
     files = {"tlsCaCertFile": tls.ca, "tlsCertFile": tls.certificate, "tlsKeyFile": tls.key}
     return source | {name: str(Path(path).absolute()) for name, path in files.items() if path}
 
@@ -411,7 +481,7 @@ def missing_packages(packages: Sequence[str], target: str = "") -> str:
     """Return what to install. target: of make, that installs them in a checkout."""
     names = ", ".join(re.split("[><=]", package)[0] for package in packages)
     quoted_names = " ".join(f"'{package}'" for package in packages)
-    text = f"the package {names}: {sys.executable} -m pip install {quoted_names}"
+    text = f"the package{'s' if len(packages) > 1 else ''} {names}: {sys.executable} -m pip install {quoted_names}"
     return f"{text} (in amqpd's sources: make {target})" if target else text
 
 
@@ -531,6 +601,7 @@ COMMANDS: Final = (
             ("export --queue orders --to sqlite:///orders.db --checkpoint ./orders.done", "a table amqp_messages"),
             ("export --queue orders --to s3://lake/orders --checkpoint ./orders.done", "files in an object store"),
             ("export --queue orders --to ./lake --format iceberg", "a table amqp.messages"),
+            ("export --queue orders --to /nfs/lake --share", "on several machines, each message once"),
             ("export -p shop --to ./lake --format json --follow", "all queues of vhost shop, until Ctrl-C"),
             (
                 """export --queue orders --to ./eu --where "routing_key LIKE 'eu.%'\"""",

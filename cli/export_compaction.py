@@ -84,7 +84,8 @@ def _options(context: Context) -> CompactionOptions:
     """Return the job's options for the command line. Raises: UsageError, Failure."""
     from pathlib import Path
 
-    from amqpd.storage.export.checkpoint import CheckpointError, read_checkpoint
+    from amqpd.storage.export.checkpoint import CheckpointError
+    from amqpd.storage.export.shared_checkpoint import known_export
 
     given = context.line.given
     if "to" not in given:
@@ -97,9 +98,13 @@ def _options(context: Context) -> CompactionOptions:
     file_mb = context.line.number("file-size") if "file-size" in given else 128
     if not file_mb:
         raise UsageError("Invalid options for this command:\n--file-size : 0")
+    if "://" in given.get("checkpoint", ""):
+        raise UsageError(
+            "--checkpoint: expected a directory; an export that is shared in an object store is not merged"
+        )
     checkpoint = Path(given.get("checkpoint") or to.rstrip("/") + ".checkpoint")
     try:
-        what = read_checkpoint(checkpoint).what
+        what = known_export(checkpoint).what
     except CheckpointError as error:
         raise Failure(USAGE, str(error)) from None
     except OSError as error:

@@ -7,6 +7,7 @@ connection) is empty, as in RabbitMQ for a queue without mirrors.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from amqpd.cli.client import quoted
@@ -70,7 +71,10 @@ def fetch(context: Context, listing: Listing, columns: Sequence[str]) -> list[It
     return items
 
 
-def show(context: Context, listing: Listing, columns: Sequence[str]) -> None:
+def list_items(context: Context, listing: Listing, text: str) -> None:
+    """Show the wanted columns of all items. text: the line above them; `{vhost}` is replaced."""
+    columns = wanted(listing, context.operands)
+    context.info(text.format(vhost=context.vhost))
     items = fetch(context, listing, columns)
     context.show(columns, [[value(item, listing, name) for name in columns] for item in items])
 
@@ -110,19 +114,10 @@ EXCHANGES: Final = Listing(
     "/api/exchanges/{vhost}",
     ("name", "type"),
     plain(
-        "arguments",
-        "auto_delete",
-        "durable",
-        "effective_policy_definition",
-        "internal",
-        "messages_delayed",
-        "name",
-        "operator_policy",
-        "policy",
-        "state",
-        "type",
+        "arguments", "auto_delete", "durable", "effective_policy_definition", "internal", "messages_delayed", "name",
+        "operator_policy", "policy", "state", "type",
     ),
-)
+)  # fmt: skip
 BINDINGS: Final = Listing(
     "/api/bindings/{vhost}",
     ("source_name", "source_kind", "destination_name", "destination_kind", "routing_key", "arguments"),
@@ -186,51 +181,17 @@ def list_queues(context: Context) -> None:
     context.show(columns, [[value(item, QUEUES, name) for name in columns] for item in queues])
 
 
-def list_exchanges(context: Context) -> None:
-    columns = wanted(EXCHANGES, context.operands)
-    context.info(f"Listing exchanges for vhost {context.vhost} ...")
-    show(context, EXCHANGES, columns)
-
-
-def list_bindings(context: Context) -> None:
-    columns = wanted(BINDINGS, context.operands)
-    context.info(f"Listing bindings for vhost {context.vhost}...")  # rabbit: no space before the dots
-    show(context, BINDINGS, columns)
-
-
-def list_connections(context: Context) -> None:
-    columns = wanted(CONNECTIONS, context.operands)
-    context.info("Listing connections ...")
-    show(context, CONNECTIONS, columns)
-
-
-def list_channels(context: Context) -> None:
-    columns = wanted(CHANNELS, context.operands)
-    context.info("Listing channels ...")
-    show(context, CHANNELS, columns)
-
-
-def list_consumers(context: Context) -> None:
-    columns = wanted(CONSUMERS, context.operands)
-    context.info(f"Listing consumers in vhost {context.vhost} ...")
-    show(context, CONSUMERS, columns)
-
-
-def list_vhosts(context: Context) -> None:
-    columns = wanted(VHOSTS, context.operands)
-    context.info("Listing vhosts ...")
-    show(context, VHOSTS, columns)
-
-
 def _command(
     name: str,
     summary: str,
-    run: Callable[[Context], None],
+    run: Callable[[Context], None] | str,
     listing: Listing,
     options: tuple[str, ...] = (),
     examples: tuple[tuple[str, str], ...] = (),
     group: str = GROUP,
 ) -> Command:
+    """Return a list command. run: the command, or the text for `list_items`."""
+    run = partial(list_items, listing=listing, text=run) if isinstance(run, str) else run
     vhost = "[--vhost <vhost>] " if "{vhost}" in listing.path else ""
     own = "".join(f"[--{option}] " for option in options)
     return Command(
@@ -251,21 +212,21 @@ COMMANDS: Final = (
     _command(
         "list_bindings",
         "Shows the bindings of a vhost",
-        list_bindings,
+        "Listing bindings for vhost {vhost}...",  # rabbit: no space before the dots
         BINDINGS,
         examples=(("list_bindings -p shop source_name destination_name routing_key", "the routes of vhost shop"),),
     ),
     _command(
         "list_channels",
         "Lists the channels",
-        list_channels,
+        "Listing channels ...",
         CHANNELS,
         examples=(("list_channels name prefetch_count messages_unacknowledged", "channels with unacked messages"),),
     ),
     _command(
         "list_connections",
         "Shows the connections of AMQP clients",
-        list_connections,
+        "Listing connections ...",
         CONNECTIONS,
         examples=(
             ("list_connections -q pid peer_port client_properties", "pids for close_connection"),
@@ -275,14 +236,14 @@ COMMANDS: Final = (
     _command(
         "list_consumers",
         "Shows the consumers of a vhost",
-        list_consumers,
+        "Listing consumers in vhost {vhost} ...",
         CONSUMERS,
         examples=(("list_consumers queue_name consumer_tag prefetch_count", "the consumers of each queue"),),
     ),
     _command(
         "list_exchanges",
         "Lists exchanges",
-        list_exchanges,
+        "Listing exchanges for vhost {vhost} ...",
         EXCHANGES,
         examples=(("list_exchanges name type durable arguments", "exchanges of vhost /"),),
     ),
@@ -301,7 +262,7 @@ COMMANDS: Final = (
     _command(
         "list_vhosts",
         "Lists virtual hosts",
-        list_vhosts,
+        "Listing vhosts ...",
         VHOSTS,
         examples=(("list_vhosts name description tags --formatter json", "all vhosts, for programs"),),
         group="Access Control",

@@ -16,6 +16,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple, TextIO
 
 from amqpd.cli import help as help_texts
@@ -23,7 +24,7 @@ from amqpd.cli import rabbitmq_compat
 from amqpd.cli.client import WARNING, ApiClient, tls_of
 from amqpd.cli.command import Command, Context
 from amqpd.cli.commands import COMMANDS, HELP
-from amqpd.cli.errors import INTERRUPTED, OK, USAGE, AppRuns, AppStopped, Failure, UnknownCommand, UsageError
+from amqpd.cli.errors import INTERRUPTED, IO_ERROR, OK, USAGE, AppRuns, AppStopped, Failure, UnknownCommand, UsageError
 from amqpd.cli.nodes import VERSION
 from amqpd.cli.options import PLUGINS, SPECIFIC, TIMEOUT_S, CommandLine, Option, check_options, otherwise, parse, where
 from amqpd.cli.terminal import bold, red
@@ -112,19 +113,37 @@ _CREDENTIALS: Final = re.compile(r"(?:(://)\S*|(?<![^\s=])[^\s=/:]+:(?!//)\S*)@"
 
 def main() -> int:
     """Run the command line in sys.argv. Return the exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # names are UTF-8 in every locale
+    out, err, stdin = _streams()
     try:
         program, arguments = tool_of(sys.argv)
-        code = run(arguments, sys.stdout, sys.stderr, sys.stdin, os.environ, program)
-        sys.stdout.flush()
+        code = run(arguments, out, err, stdin, os.environ, program)
+        out.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `| head` has read all that it needs
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output(out)
         return OK
+    except OSError as error:  # a full disk
+        _drop_output(out)
+        with suppress(OSError):
+            err.write(f"Error: standard output cannot be written: {error.strerror}\n")
+        return IO_ERROR
     return code
+
+
+def _streams() -> tuple[TextIO, TextIO, TextIO]:
+    """Return standard output, error and input. Those that are closed take what is written, and are empty."""
+    out, err = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()
+    for stream in (out, err):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # names are UTF-8 in every locale
+    return out, err, sys.stdin or io.StringIO()
+
+
+def _drop_output(out: TextIO) -> None:
+    """Send the rest of the buffer to /dev/null, or it fails again when Python ends."""
+    with suppress(io.UnsupportedOperation):  # it was closed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
 def run(
@@ -186,7 +205,7 @@ def _run(
         if "dry-run" in line.given and "--dry-run" not in command.usage:
             _dry_run(command, line, client)
             return OK
-        command.run(Context(line, client, out, err, stdin, tool.name, tool.commands))
+        command.run(Context(line, client, out, err, stdin, tool.name, tool.commands, environment))
         if client.missing:
             out.flush()
             names = ", ".join(sorted(client.missing))

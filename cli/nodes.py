@@ -290,16 +290,19 @@ COMMANDS: Final = (
 ALARM_GROUP: Final = "Configuration and Environment"
 ALARMS: Final = ("memory", "disk")
 
-_SIZE: Final = re.compile(r"([0-9]{1,18})(?:([kmg])(i?b)?)?", re.IGNORECASE)
+_SIZE: Final = re.compile(r"([0-9]{1,18})(?:([kmgtp])(i|i?b)?)?", re.IGNORECASE)
 
 
 def size_bytes(text: str) -> int:
-    """Parse a size. rabbit: `k` and `KiB` are 1024 bytes, `kB` is 1000; also M and G. Raises: UsageError (65)."""
+    """Parse a size. rabbit: `k`, `KiB` and (3.13) `Ki` are 1024 bytes, `kB` is 1000; also M, G, T, P.
+
+    Raises: UsageError (65).
+    """
     found = _SIZE.fullmatch(text)
     if found is None:
         raise _bad()
     size = int(found[1])
-    for _ in range(" kmg".index((found[2] or " ").lower())):
+    for _ in range(" kmgtp".index((found[2] or " ").lower())):
         size *= 1000 if (found[3] or "").lower() == "b" else 1024
     return size
 
@@ -391,7 +394,7 @@ def _change(context: Context, method: str, path: str, body: object = None) -> No
 
 
 _KIND: Final = ("<alarm>", "memory or disk")
-_LIMIT: Final = "in bytes, or with a unit: kB, MB, GB (1000), k, KiB, M, MiB, G, GiB (1024)"
+_LIMIT: Final = "in bytes, or with a unit: kB, MB, GB, TB, PB (1000), or k, Ki, KiB and so on (1024)"
 
 ALARM_COMMANDS: Final = (
     Command(
@@ -524,6 +527,7 @@ MAINTENANCE_COMMANDS: Final = (
 
 STARTUP_GROUP: Final = "Nodes"
 AWAIT_S: Final = 300
+WAIT_S: Final = 10
 POLL_S: Final = 0.1
 _NOT_STARTED: Final = "amqpd is not running, or does not serve clients yet"
 
@@ -540,12 +544,12 @@ def await_startup(context: Context) -> None:
 
 
 def wait(context: Context) -> None:
-    """rabbit: 69 if the process ends before the start is complete, 75 after the timeout."""
+    """rabbit: 69 if the process ends before the start is complete, 75 after the timeout, by default 10 s."""
     given = context.line.given
     if bool(context.operands) == ("pid" in given):
         text = "Cannot specify both pid and pidfile" if context.operands else "No pid or pidfile specified"
         raise UsageError(f'"{text}"')
-    deadline = None if context.line.timeout_s is None else time.monotonic() + context.line.timeout_s
+    deadline = time.monotonic() + _wait_s(context)
     if context.operands:
         path = context.operands[0]
         context.info(f"Waiting for pid file '{path}' to appear")
@@ -563,8 +567,15 @@ def wait(context: Context) -> None:
     context.success(f"Applications 'amqpd' are running on node '{context.node}'")
 
 
-def _read_pid(context: Context, path: str, deadline: float | None) -> int:
-    """Read a pid file; an empty one is being written. Raises: Failure if it has no number; ApiRefused (75)."""
+def _wait_s(context: Context) -> int:
+    return WAIT_S if context.line.timeout_s is None else context.line.timeout_s
+
+
+def _read_pid(context: Context, path: str, deadline: float) -> int:
+    """Return the process of a pid file. An empty file is being written, one with an ended process is old.
+
+    Raises: Failure if it has no number; ApiRefused (75).
+    """
     from pathlib import Path
 
     while True:
@@ -577,15 +588,15 @@ def _read_pid(context: Context, path: str, deadline: float | None) -> int:
         if text:
             if not (text.isascii() and text.isdigit()):
                 raise Failure(UNAVAILABLE, f"no process id in {path}: {text[:20]!r}")
-            return int(text)
+            if is_alive(int(text)):
+                return int(text)
         _pause(context, deadline)
 
 
-def _pause(context: Context, deadline: float | None) -> None:
-    if deadline is not None and time.monotonic() >= deadline:
-        raise ApiRefused(
-            TIMED_OUT, f"operation wait on node {context.node} timed out. Timeout value used: {context.timeout_ms}"
-        )
+def _pause(context: Context, deadline: float) -> None:
+    if time.monotonic() >= deadline:
+        used = f"Timeout value used: {1000 * _wait_s(context)}"
+        raise ApiRefused(TIMED_OUT, f"operation wait on node {context.node} timed out. {used}")
     time.sleep(POLL_S)
 
 
@@ -648,7 +659,7 @@ STARTUP_COMMANDS: Final = (
     Command(
         "wait",
         STARTUP_GROUP,
-        "Waits until a broker has started, with its process in a pid file or --pid",
+        "Waits, 10 seconds by default, until a broker has started, with its process in a pid file or --pid",
         wait,
         "[<pidfile>] [--pid|-P <pid>] [--timeout <timeout>]",
         0,

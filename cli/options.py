@@ -85,7 +85,7 @@ SPECIFIC: Final = (
         "checkpoint",
         "",
         "<dir>",
-        "directory with the progress (default: the path with .checkpoint or .imported)",
+        "directory with the progress (default: the path with .checkpoint or .imported); with --share also an s3:// URL",
     ),
     Option("from", "", "<where>", "start of the first run: earliest (default), an offset, or a time (ISO 8601, UTC)"),
     Option(
@@ -98,12 +98,23 @@ SPECIFIC: Final = (
     Option("name", "", "<name>", "name of the export, as in x-export (default export)"),
     Option("batch", "", "<number>", "number of offsets in a batch (default 1000000; 100000 for delta and databases)"),
     Option("file-size", "", "<MB>", "size of merged files in MB (default 128)"),
+    Option(
+        "share", "", "", "work at one export with other processes, also on other machines, which have this option too"
+    ),
+    Option("take-over-after", "", "<seconds>", "with --share: others take over its batch if it is silent (default 30)"),
+    Option("compress", "", "", "with --uri: the broker compresses messages for the network, by zstd"),
     Option("follow", "", "", "continue with new messages or records, until Ctrl-C"),
     Option("allow-data-loss", "", "", "continue if messages are missing or damaged, instead of exit code 65"),
     Option("payload", "", "<format>", "json, avro or protobuf: a column payload with the fields of the bodies"),
     Option("payload-schema", "", "<file>", "schema of the payload: JSON Schema, Avro, .proto (default: inferred)"),
     Option("payload-message", "", "<name>", "full name of the Protobuf message, if the schema has several"),
     Option("schema-registry", "", "<url>", "schema registry of bodies that begin with a schema's id (Avro, Protobuf)"),
+    Option(
+        "schema-registry-password-file",
+        "",
+        "<file>",
+        "password of the user in --schema-registry (or AMQPCTL_SCHEMA_REGISTRY_PASSWORD has it)",
+    ),
     Option("min-batch-bytes", "", "<bytes>", "with --follow: wait for so many bytes of log (default 134217728)"),
     Option("max-batch-age", "", "<seconds>", "with --follow: wait at most so long (default 60; 0 does not wait)"),
     Option("include-settled", "", "", "also acknowledged messages, as long as the log has them"),
@@ -264,11 +275,19 @@ def parse(arguments: Sequence[str], specific: Sequence[Option] = SPECIFIC) -> Co
     try:
         pairs, operands = getopt.gnu_getopt(list(arguments), short, long)
     except getopt.GetoptError as error:
+        from difflib import get_close_matches
+
         name = f"--{error.opt}" if len(error.opt) > 1 else f"-{error.opt}"
-        return CommandLine(_first_word(arguments), [], _asks_for_help(arguments), [f"{name} : "])
+        help_given = {"help": ""} if {"--help", "-?", "-h"} & set(arguments) else {}
+        near = get_close_matches(name, [f"--{option.long}" for option in known], 1, 0.8)
+        guess = f"did you mean {near[0]}?" if near else ""
+        if near and near[0] == name:
+            guess = "takes no value" if "must not have" in error.msg else "needs a value"
+        return CommandLine(_first_word(arguments), [], help_given, [f"{name} : {guess}"])
     given: dict[str, str] = {}
     for name, value in pairs:
-        given[_long_name(name, known)] = value
+        long_name = _long_name(name, known)
+        given[long_name] = value.lower() if long_name == "formatter" else value  # rabbit: in any case
     wrong = []
     if "timeout" in given and not _is_number(given["timeout"]):
         wrong.append(f"-t : {given['timeout']}")
@@ -320,10 +339,6 @@ def _long_name(name: str, known: Sequence[Option]) -> str:
     if name.startswith("--"):
         return name[2:]
     return "help" if name == "-h" else next(option.long for option in known if option.short == name[1:])
-
-
-def _asks_for_help(arguments: Sequence[str]) -> dict[str, str]:
-    return {"help": ""} if {"--help", "-?", "-h"} & set(arguments) else {}
 
 
 def _first_word(arguments: Sequence[str]) -> str:

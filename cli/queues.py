@@ -399,7 +399,7 @@ DELAYED_COMMANDS: Final = (
 )
 
 
-_PID: Final = re.compile(r"<[^<>]+@[^<>]*\.[0-9]+\.[0-9]+>")
+_PID: Final = re.compile(r"<(?!0\.)[^<>]+\.[0-9]+\.[0-9]+>")  # rabbit: refuses <0.1.2>, which names no node
 
 
 def purge_queue(context: Context) -> None:

@@ -20,7 +20,7 @@ from amqpd.cli.client import ApiAnswer, quoted
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, USAGE, ApiRefused, Failure, UsageError, VhostNotFound
 from amqpd.cli.formatters import compact
-from amqpd.cli.listings import Listing, fetch, plain, value, wanted
+from amqpd.cli.listings import Listing, list_items, plain, wanted
 from amqpd.cli.users import no_user
 
 OPERATIONS: Final = "Operations"
@@ -461,10 +461,7 @@ DEPRECATED: Final = Listing(
 
 
 def list_feature_flags(context: Context) -> None:
-    columns = wanted(FLAGS, context.operands)
-    context.info("Listing feature flags ...")
-    items = fetch(context, FLAGS, columns)
-    context.show(columns, [[value(item, FLAGS, name) for name in columns] for item in items])
+    list_items(context, FLAGS, "Listing feature flags ...")
 
 
 def enable_feature_flag(context: Context) -> None:

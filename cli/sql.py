@@ -205,8 +205,12 @@ def _write_objects(context: Context, columns: list[str], chunks: Iterator[list[l
 
 
 def _rows(batch: Any) -> list[list[Any]]:
-    """Return the rows of a record batch as values of JSON."""
-    columns = (_maps(column) if str(column.type).startswith("map<") else column.to_pylist() for column in batch)
+    """Return the rows of a record batch as values of JSON. Raises: Failure, if Python does not have a time."""
+    try:
+        columns = [_maps(column) if str(column.type).startswith("map<") else column.to_pylist() for column in batch]
+    except (OverflowError, ValueError) as error:
+        text = f"{error}: times must be microseconds, of the years 1 to 9999; cast others to VARCHAR"
+        raise Failure(DATA, text) from None
     return [[_json_value(each) for each in row] for row in zip(*columns, strict=True)]
 
 
@@ -237,9 +241,10 @@ def _json_value(value: Any) -> Any:
         case bytes():
             return value.decode("utf-8", "backslashreplace")
         case datetime():
+            unit = "microseconds" if value.microsecond % 1000 else "milliseconds"
             if value.tzinfo is None:
-                return value.isoformat(timespec="milliseconds")
-            return value.astimezone(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+                return value.isoformat(timespec=unit)
+            return value.astimezone(UTC).isoformat(timespec=unit).removesuffix("+00:00") + "Z"
         case date() | time():
             return value.isoformat()
         case dict():
@@ -249,7 +254,8 @@ def _json_value(value: Any) -> Any:
         case list():
             return [_json_value(each) for each in value]
     if hasattr(value, "to_integral_value"):  # Decimal: slow to import for all commands
-        return int(value) if value == value.to_integral_value() else float(value)
+        number = int(value) if value == value.to_integral_value() else float(value)
+        return number if type(value)(repr(number)) == value else str(value)
     return str(value)
 
 
@@ -277,6 +283,7 @@ COMMANDS: Final = (
             "payload-schema",
             "payload-message",
             "schema-registry",
+            "schema-registry-password-file",
         ),
         examples=(
             ("sql", "the tables: one for each durable queue"),

@@ -45,9 +45,5 @@ def red(text: str, out: TextIO) -> str:
     return _styled(text, out, "31")
 
 
-def green(text: str, out: TextIO) -> str:
-    return _styled(text, out, "32")
-
-
 def _styled(text: str, out: TextIO, code: str) -> str:
     return f"\x1b[{code}m{text}\x1b[0m" if out.isatty() and not os.environ.get("NO_COLOR") else text

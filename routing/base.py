@@ -37,7 +37,10 @@ class ExchangeType(Protocol):
         """Add a binding. The caller guarantees that this (key, arguments, destination) does not exist yet."""
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Remove an existing binding. Other bindings of the same destination stay."""
+        """Remove an existing binding. Other bindings of the same destination stay.
+
+        The caller guarantees that the binding exists; KeyError otherwise.
+        """
 
     def match(self, key: str, headers: Arguments | None) -> set[object]:
         """Return the destinations of a message, each once. Must not raise.

@@ -34,10 +34,7 @@ class BindingTable:
         return destinations
 
     def remove(self, key: object, destination: object) -> bool:
-        """Remove a binding. Return True if it was the last one of this key. Cost: O(1).
-
-        Raises: KeyError if the binding does not exist, which is an error of the caller.
-        """
+        """Remove a binding. Return True if it was the last one of this key. Raises: KeyError. Cost: O(1)."""
         pair = (key, destination)
         repeats = self._repeats.get(pair, 0)
         if repeats > 1:

@@ -33,12 +33,10 @@ class Fanout:
         """Accept every binding. Another type raises BadBinding here."""
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Add a binding. Cost: O(1)."""
         self._binding_counts[destination] = self._binding_counts.get(destination, 0) + 1
         self._destinations.add(destination)
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Remove a binding. The destination stays while it has other bindings. Cost: O(1)."""
         self._binding_counts[destination] -= 1
         if not self._binding_counts[destination]:
             del self._binding_counts[destination]
@@ -62,11 +60,9 @@ class Direct:
         """Accept every key."""
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Add a binding. Cost: O(1)."""
         self._table.add(key, destination)
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Remove a binding. Cost: O(1)."""
         self._table.remove(key, destination)
 
     def match(self, key: str, headers: Arguments | None) -> set[object]:

@@ -121,10 +121,6 @@ class OrderedBindings:
         self.destinations.insert(place, destination)
 
     def remove(self, destination: object) -> None:
-        """Remove a binding. Cost: as `add`.
-
-        Raises: KeyError if the binding does not exist, which is an error of the caller.
-        """
         label = destination_label(destination)
         place = bisect_left(self._labels, label)
         if place == len(self._labels) or self._labels[place] != label:
@@ -235,10 +231,6 @@ class ConsistentHash(MessageExchangeType):
         self._set_weight(label, destination, self._weights.get(label, 0) + parse_weight(key))
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Remove a binding. Cost: as `bind`.
-
-        Raises: KeyError if the binding does not exist, which is an error of the caller.
-        """
         label = destination_label(destination)
         self._set_weight(label, destination, self._weights[label] - parse_weight(key))
 
@@ -290,9 +282,9 @@ class ConsistentHash(MessageExchangeType):
         return _NO_DESTINATIONS if chosen is None else [chosen.destinations[chosen_place]]
 
 
-@final
-class ModulusHash(MessageExchangeType):
-    """The matching structure of an x-modulus-hash exchange."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class OrderedExchange(MessageExchangeType):
+    """An exchange whose destinations are in the order of their names; keys and arguments of bindings do not count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -303,11 +295,12 @@ class ModulusHash(MessageExchangeType):
         self._bindings.add(destination)
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Remove a binding. Cost: as `bind`.
-
-        Raises: KeyError if the binding does not exist, which is an error of the caller.
-        """
         self._bindings.remove(destination)
+
+
+@final
+class ModulusHash(OrderedExchange):
+    """The matching structure of an x-modulus-hash exchange."""
 
     def route(self, keys: list[str], message: Selectable) -> list[object]:
         """Return one destination, or none if nothing is bound. Cost: O(1)."""
@@ -322,25 +315,13 @@ _UNSUPPORTED_QUEUE_TYPES: Final = {"quorum": "rabbit_quorum_queue", "stream": "r
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Random(MessageExchangeType):
+class Random(OrderedExchange):
     """The matching structure of an x-random exchange. `chance` returns random numbers from 0 to below 1."""
 
     def __init__(self, chance: Callable[[], float] = random_number) -> None:
         super().__init__()
         self.depends_on = RANDOMNESS
         self._random_number = chance
-        self._bindings = OrderedBindings()
-
-    def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Add a binding. Cost: about 2 us, and a list insertion."""
-        self._bindings.add(destination)
-
-    def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Remove a binding. Cost: as `bind`.
-
-        Raises: KeyError if the binding does not exist, which is an error of the caller.
-        """
-        self._bindings.remove(destination)
 
     def route(self, keys: list[str], message: Selectable) -> list[object]:
         """Return one destination, or none if nothing is bound. Cost: O(1)."""

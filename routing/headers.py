@@ -132,10 +132,6 @@ class Headers:
                 slot.any_rules[identity] = rule
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Remove a binding. Cost: its conditions.
-
-        Raises: KeyError if the binding does not exist, which is an error of the caller.
-        """
         match_all, conditions = parse_conditions(arguments)
         identity = (match_all, frozenset(conditions))
         if not self._table.remove(identity, destination) or not conditions:
@@ -181,10 +177,6 @@ class Headers:
     def is_empty(self) -> bool:
         """Return whether the index is empty. Cost: O(1)."""
         return not self._rules and not self._index and self._table.get(self._match_all_identity) is None
-
-    def largest_slot(self) -> int:
-        """Return the largest number of `all` rules under one condition. Cost: all conditions."""
-        return max([len(slot.all_rules) for slots in self._index.values() for slot in slots.values()], default=0)
 
     def _collect(
         self, slot: ConditionSlot, headers: Arguments, known: dict[str, object], found: list[set[object]]

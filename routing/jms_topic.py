@@ -67,10 +67,6 @@ class JmsTopic:
         self._by_required_header.setdefault(name, {}).setdefault(text, {})[selector] = destinations
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Remove a binding. Cost: as `bind`.
-
-        Raises: KeyError if the binding does not exist, which is an error of the caller.
-        """
         selector = stored_selector(arguments)
         if not self._table.remove(selector, destination):
             return

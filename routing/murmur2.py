@@ -85,16 +85,11 @@ class Murmur2Hash(MessageExchangeType):
             raise BadBinding("an x-murmur2-hash exchange can only be bound to streams")
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Add a binding. Cost: O(1), amortised."""
         self._partitions.setdefault(partition_order(arguments), []).append(destination)
         while self._count in self._partitions:
             self._count += 1
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Remove a binding. Cost: O(1), amortised.
-
-        Raises: KeyError or ValueError if the binding does not exist, which is an error of the caller.
-        """
         order = partition_order(arguments)
         destinations = self._partitions[order]
         destinations.remove(destination)

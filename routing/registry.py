@@ -71,12 +71,6 @@ def plugins() -> dict[str, EntryPoint]:
     return found
 
 
-def reload_plugins() -> None:
-    """Make the next miss read the installed packages again."""
-    plugins.cache_clear()
-    _load_plugin.cache_clear()
-
-
 @cache
 def _load_plugin(name: str) -> Callable[[], ExchangeType]:
     # `cache` keeps results, not exceptions: names that clients invent do not accumulate.

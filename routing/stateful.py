@@ -62,11 +62,9 @@ class Deduplication(MessageExchangeType):
         self._bound = Fanout()
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Add a binding. Cost: O(1)."""
         self._bound.bind(key, arguments, destination)
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Remove a binding. Cost: O(1)."""
         self._bound.unbind(key, arguments, destination)
 
     def route(self, keys: list[str], message: Selectable) -> Collection[object]:
@@ -91,30 +89,23 @@ class RecentHistory(MessageExchangeType):
 
     def __init__(self) -> None:
         super().__init__()
-        self._counts: dict[object, int] = {}
-        self._destinations: set[object] = set()
+        self._bound = Fanout()
         self.recorder: object = None
 
     def attach_recorder(self, recorder: object) -> None:
         """Send every message to `recorder` too."""
         self.recorder = recorder
-        self._destinations.add(recorder)
+        self._bound.bind("", {}, recorder)
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Add a binding. Cost: O(1)."""
-        self._counts[destination] = self._counts.get(destination, 0) + 1
-        self._destinations.add(destination)
+        self._bound.bind(key, arguments, destination)
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Remove a binding. Cost: O(1)."""
-        self._counts[destination] -= 1
-        if not self._counts[destination]:
-            del self._counts[destination]
-            self._destinations.discard(destination)
+        self._bound.unbind(key, arguments, destination)
 
     def route(self, keys: list[str], message: Selectable) -> set[object]:
         """Return all destinations and the recorder: the internal set. Cost: O(1)."""
-        return self._destinations
+        return self._bound.match("", None)
 
     def match(self, key: str, headers: Arguments | None) -> set[object]:
-        return self._destinations
+        return self._bound.match("", None)

@@ -277,7 +277,6 @@ class Topic:
         self._trie.add(key, destination)
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Remove a binding. Cost: the words of the pattern."""
         self._trie.remove(key, destination)
 
     def match(self, key: str, headers: Arguments | None) -> set[object]:
