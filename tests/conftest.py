@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,6 +49,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("amqpd")
 
 
+# `nohup make test` ignores SIGHUP, and brokers would inherit that: with it they ignore a reload (docs/operating.md).
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 EXTERNAL_FIXTURES = frozenset({"browser", "promtool", "needs_spark"})
 """Fixtures that start a program other than Python: tests that use them get the marker `external`."""
 
@@ -55,6 +60,18 @@ EXTERNAL_FIXTURES = frozenset({"browser", "promtool", "needs_spark"})
 def pytest_itemcollected(item: pytest.Item) -> None:
     if EXTERNAL_FIXTURES.intersection(getattr(item, "fixturenames", ())):
         item.add_marker(pytest.mark.external)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the garbage collector away from thousands of test items: while they are made, and in each test."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_report_header() -> str:

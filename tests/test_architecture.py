@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import tomllib
 from collections.abc import Iterator
-from typing import ClassVar
 
 import pytest
 from names import opaque_names, shared_names
@@ -227,15 +226,12 @@ API_TYPES = "amqpd.management.api_types"
 
 
 class TestNames:
-    trees: ClassVar = {module: tree_of(module) for module in sources()}
-
     def test_names_are_nouns_of_the_field(self) -> None:
         """tests/house/names.py lists the participles and adverbs that are not allowed as names."""
-        assert list(opaque_names(self.trees)) == []
+        assert list(opaque_names({module: tree_of(module) for module in sources()})) == []
 
     def test_no_two_public_classes_share_a_name(self) -> None:
-        trees = {module: tree for module, tree in self.trees.items() if module != API_TYPES}
-        assert shared_names(trees) == {}
+        assert shared_names({module: tree_of(module) for module in sources() if module != API_TYPES}) == {}
 
 
 class TestSizesAndCycles:

@@ -120,6 +120,20 @@ def test_invalid_settings_are_refused(tmp_path: Path, text: str, why: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        (("--kafka.port", "9092"), "kafka.port must not be set with cluster.kafka"),
+        (("--metadata.url", "sqlite:///x"), "metadata.url must not be set with cluster.kafka"),
+        (("--load-definitions", "."), "load_definitions must not be set with cluster.kafka"),
+    ],
+)
+def test_settings_of_a_single_node_are_refused(tmp_path: Path, setting: tuple[str, str], why: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load([*toml(tmp_path, ""), *setting], {})
+    assert any(each.startswith(why) for each in error.value.problems), error.value.problems
+
+
+@pytest.mark.parametrize(
     ("tls", "sasl", "why"),
     [
         ('ca = "x"', "", "cluster.tls.ca needs cluster.tls.enabled"),

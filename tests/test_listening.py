@@ -11,7 +11,7 @@ import pika
 import pytest
 
 from amqpd import listeners
-from amqpd.listeners import Listener, bound_sockets
+from amqpd.listeners import Listener, bound_socket, bound_sockets
 from amqpd.testing import BrokerFailed, BrokerProcess, parse_ready_line
 
 
@@ -91,6 +91,14 @@ def test_listener_as_text() -> None:
 def log_in(host: str, port: int) -> None:
     """Log in as guest, who may log in from loopback only."""
     pika.BlockingConnection(pika.ConnectionParameters(host, port)).close()
+
+
+def test_vanished_client_is_noticed_by_keepalive() -> None:
+    with bound_socket("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        listening.setblocking(True)
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 @needs_ipv6

@@ -9,7 +9,7 @@ from typing import Any
 import pika
 import pytest
 
-from amqpd.testing import BrokerProcess
+from amqpd.testing import BrokerProcess, BrokerThread
 
 
 def read_log(file: Path) -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ def test_log_of_start_changes_kill_and_recovery(tmp_path):
         "the client has closed its connection",
         "vhost 'shop' was deleted with its 1 queues",
         "user 'anna' was deleted",
-        "a connection is closed: CONNECTION_FORCED - vhost 'shop' is down",
+        "a connection is closed: CONNECTION_FORCED - vhost 'shop' is deleted",
         "stopped, all logs are synced",
     ):
         assert text in texts, "\n".join(texts)
@@ -70,3 +70,20 @@ def test_log_of_start_changes_kill_and_recovery(tmp_path):
     (recovered,) = [record for record in recoveries if record["queue"] != "amq.audit"]
     assert recovered["queue"] == "orders"
     assert recovered["message"].endswith("ends at offset 2, 0 torn bytes were cut off, 0 offsets are lost")
+
+
+def test_full_disk_is_logged_with_its_reason_and_once_a_minute(tmp_path, caplog):
+    with BrokerThread(tmp_path, memory=True, settings={"limits.disk_free_bytes": 0}) as broker:
+        connection = pika.BlockingConnection(pika.URLParameters(broker.url))
+        channel = connection.channel()
+        channel.queue_declare("orders", durable=True)
+        channel.confirm_delivery()
+        broker.server.storage.filesystem.is_full = True
+        for _ in range(5):
+            with pytest.raises(pika.exceptions.NackError):
+                channel.basic_publish("", "orders", b"x", pika.BasicProperties(delivery_mode=2))
+        broker.server.storage.filesystem.is_full = False
+        connection.close()
+    texts = [record.getMessage() for record in caplog.records if "could not write" in record.getMessage()]
+    reason = "could not write; publishers are nacked: No space left on device"
+    assert texts == [f"queue 'orders' in vhost '/': the log {reason}"]

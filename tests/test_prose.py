@@ -5,11 +5,50 @@
 
 from __future__ import annotations
 
+import ast
+
+from docstring_names import unknown_entries
 from source_prose import findings, findings_of, paragraphs
+from sources import sources, tree_of
 
 
 def test_product_has_no_findings() -> None:
     assert [line for lines in findings().values() for line in lines] == []
+
+
+def test_docstrings_document_attributes_and_parameters_that_exist() -> None:
+    assert list(unknown_entries({module: tree_of(module) for module in sources()})) == []
+
+
+def test_entry_without_attribute_or_parameter_is_found() -> None:
+    text = '''
+class Base:
+    inherited = 1
+
+class Log(Base):
+    """A log.
+
+    Args:
+        path: its file.
+
+    Attributes:
+        size, end: both exist.
+        inherited: in the base.
+        ended: renamed.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.size = self.end = 0
+
+    def append(self, data: bytes) -> None:
+        """Append.
+
+        Args:
+            data: exists.
+            record: does not.
+        """
+'''
+    assert list(unknown_entries({"log": ast.parse(text)})) == ["log:5 ended", "log:20 record"]
 
 
 def test_check_finds_violations() -> None:

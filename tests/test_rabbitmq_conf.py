@@ -141,6 +141,7 @@ class TestKeys:
             ("frame_max = 64kb\n", "amqp.frame_max", 65536),
             ("frame_max = 0\n", "amqp.frame_max", 1 << 27),
             ("channel_max = 0\n", "amqp.channel_max", 65535),
+            ("cluster_name = the shop\n", "cluster_name", "the shop"),
             ("loopback_users = none\n", "amqp.loopback_users", ()),
             ("loopback_users.guest = false\n", "amqp.loopback_users", ()),
             ("default_user_tags.monitoring = true\n", "default.tags", ("monitoring",)),
@@ -265,8 +266,8 @@ class TestKeys:
         assert found == []
 
     def test_size_units(self) -> None:
-        assert [size_bytes(text) for text in ("1", "2k", "2kB", "2KiB", "1MB", "1gib")] == [
-            1, 2048, 2000, 2048, 1_000_000, 1 << 30,
+        assert [size_bytes(text) for text in ("1", "2k", "2kB", "2KiB", "1MB", "1gib", "2Gi")] == [
+            1, 2048, 2000, 2048, 1_000_000, 1 << 30, 1 << 31,
         ]  # fmt: skip
         with pytest.raises(ValueError, match="must be a number of bytes"):
             size_bytes("1 GB")

@@ -213,6 +213,12 @@ class TestUnknown:
         (tmp_path / "amqpd.toml").write_text("[amqp.tls]\nprot = 1\n")
         assert only_problem() == "amqpd.toml: unknown setting amqp.tls.prot; did you mean amqp.tls.port?"
 
+    def test_last_part_of_a_name_suggests_the_setting_of_amqp(self) -> None:
+        assert only_problem(["--port", "1"]) == "unknown setting --port; did you mean --amqp.port?"
+        found = only_problem([], {"AMQPD_PORT": "24000"})  # Kubernetes' variable of this name has a URL
+        assert found == "environment: unknown setting AMQPD_PORT; did you mean AMQPD_AMQP__PORT?"
+        assert only_problem(["--interval-s", "1"]).startswith("unknown setting --interval-s; did you mean --")
+
     def test_unknown_section_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "amqpd.toml").write_text("[zebra]\nstripes = 1\n")
         assert only_problem() == "amqpd.toml: unknown setting zebra"

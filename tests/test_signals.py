@@ -10,11 +10,14 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
+import amqpd.__main__
 from amqpd import logging_config
 from amqpd.config import LogSettings
 from amqpd.testing import BrokerProcess, parse_ready_line
@@ -54,6 +57,135 @@ def test_signal_is_logged_and_broker_keeps_running(tmp_path, number, text):
             os.kill(broker.pid, ignored)
         broker.add_vhost("still-here")
         broker.stop()
+
+
+def start_with_fifo(tmp_path, command):
+    """Return a process whose start waits for its definitions, and the file to write them to."""
+    fifo = tmp_path / "definitions.json"
+    os.mkfifo(fifo)
+    options = ["--amqp.host=127.0.0.1", "--amqp.port=0", "--http.port=0", f"--load-definitions={fifo}"]
+    arguments = [*command, "--data-dir", str(tmp_path / "data"), *options]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return process, fifo.open("w")
+
+
+def test_signals_during_a_start_wait_until_the_broker_is_ready(tmp_path):
+    """A log rotation or a reload while definitions are imported must not end the broker."""
+    process, definitions = start_with_fifo(tmp_path, AS_SERVICE)
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        process.send_signal(number)
+    document = json.dumps({"users": [], "vhosts": [{"name": "/"}]})
+    (tmp_path / "file").write_text(document)
+    (tmp_path / "file").rename(definitions.name)  # the reload after SIGHUP reads it
+    definitions.write(document)
+    definitions.close()
+    assert " ready in " in process.stdout.readline()
+    process.terminate()
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 0, log
+    for text in ("SIGUSR1: the log goes", "SIGUSR2: thread MainThread", "SIGHUP: the settings are reloaded"):
+        assert text in log
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_a_start_at_any_place(number):
+    """Python drops an exception in a callback of a weak reference, and imports have such callbacks."""
+    program = f"""
+import signal, weakref
+import amqpd.__main__, amqpd.config
+
+def load(*_):
+    one = {{signal.SIGINT}}
+    callback = weakref.ref(one, lambda _: signal.raise_signal({number:d}))
+    del one
+    raise SystemExit("the signal is lost")
+
+amqpd.__main__.load = amqpd.config.load = load
+amqpd.__main__.main([])
+"""
+    command = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (-number, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_a_start_that_runs_no_python(number):
+    """Python calls no handler in compiled code or in a long system call."""
+    program = """
+import collections, itertools
+import amqpd.__main__, amqpd.config
+
+def load(*_):
+    print("loads", flush=True)
+    collections.deque(itertools.repeat(0), maxlen=0)  # has no end
+
+amqpd.__main__.load = amqpd.config.load = load
+amqpd.__main__.main([])
+"""
+    with subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE) as start:
+        try:
+            assert start.stdout.readline() == b"loads\n"
+            time.sleep(0.1)
+            start.send_signal(number)
+            assert start.wait(20) == -number
+        finally:
+            start.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_a_start_in_process_1_of_a_container(monkeypatch, number):
+    """The kernel ignores signals to it that have no handler."""
+    kept = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    codes = []
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    try:
+        amqpd.__main__.main(["--version"])
+        signal.getsignal(number)(number, None)
+    finally:
+        for each, handler in kept.items():
+            signal.signal(each, handler)
+    assert codes == [128 + number]
+
+
+def test_signals_at_the_end_of_a_stop_do_not_change_its_exit_code(tmp_path):
+    """After the last log line, the loop removes its handlers."""
+    options = ["--amqp.host=127.0.0.1", "--amqp.port=0", "--http.port=0", "--data-dir", str(tmp_path)]
+    with subprocess.Popen([*AS_SERVICE, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as broker:
+        assert " ready in " in broker.stdout.readline()
+        broker.terminate()
+        while "stopped, all logs are synced" not in broker.stderr.readline():
+            pass
+        while broker.poll() is None:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+                broker.send_signal(number)
+        assert broker.returncode == 0
+
+
+def test_sighup_is_ignored_under_nohup(tmp_path):
+    """A shell sends it to its jobs when the terminal is closed."""
+    shell = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", sys.executable, "-P", "-m", "amqpd"]
+    with BrokerProcess(tmp_path, command=shell) as broker:
+        os.kill(broker.pid, signal.SIGHUP)
+        os.kill(broker.pid, signal.SIGUSR1)
+        assert "SIGHUP" not in wait_for_log(broker, "SIGUSR1: ")
+        broker.add_vhost("still-here")
+
+
+def test_closed_standard_streams_are_not_used_for_sockets(tmp_path):
+    """libuv aborts the process when it closes a socket whose number is 0, 1 or 2."""
+    log = tmp_path / "log"
+    shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-P", "-m", "amqpd"]
+    options = ["--amqp.host=127.0.0.1", "--amqp.port=0", "--http.port=0", f"--log.file={log}"]
+    process = subprocess.Popen([*shell, "--data-dir", str(tmp_path / "data"), *options])
+    deadline = time.monotonic() + 60
+    while not log.exists() or " ready in " not in log.read_text():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    descriptors = Path("/proc", str(process.pid), "fd")
+    assert [str((descriptors / str(number)).readlink()) for number in range(3)] == ["/dev/null"] * 3
+    process.terminate()
+    assert process.wait(60) == 0
 
 
 def test_sigusr2_logs_threads_and_tasks(tmp_path):
@@ -183,3 +315,89 @@ class TestFormats:
         output.close()
         output.stream.close()
         assert (tmp_path / "log").read_text().splitlines()[0] == "before"
+
+    def test_full_disk_is_one_line_and_rotation_ends_it(self, tmp_path, capfd):
+        """The space of a file that was removed is free when it is closed, so `reopen` must not write to it."""
+        output = logging_config.LogOutput(LogSettings(file=Path("/dev/full")))
+        for number in range(3):
+            output.handle(self.record("%d", number))
+        output.path = tmp_path / "log"
+        output.reopen()
+        output.handle(self.record("after"))
+        output.stream.close()
+        assert capfd.readouterr().err == "amqpd: log.file /dev/full cannot be written: No space left on device\n"
+        *_, gap, last = output.path.read_text().splitlines()
+        assert gap.endswith(" 3 records were dropped, because log.file could not be written")
+        assert last.endswith("after")
+
+    def test_full_disk_without_standard_error(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(sys, "stderr", None)
+        output = logging_config.LogOutput(LogSettings(file=Path("/dev/full")))
+        output.handle(self.record("x"))
+        output.stream.close()
+        assert output.dropped_count == 1
+
+    def test_stopped_reader_does_not_stop_the_broker(self, monkeypatch):
+        """As when a container's log collector hangs. The log says later how many records are missing."""
+        reading, writing = os.pipe()
+        monkeypatch.setattr(logging_config, "READER_WAIT_S", 0.01)
+        with open(reading, "rb", buffering=0) as reader, open(writing, "w") as stream:  # noqa: PTH123
+            monkeypatch.setattr(sys, "stderr", stream)
+            output = logging_config.LogOutput(LogSettings())
+            for number in range(1000):
+                output.handle(self.record("%d " + "x" * 10_000, number))
+            assert output.dropped_count > 900
+            received = reader.read(1 << 20)
+            output.handle(self.record("it reads again"))
+            received += reader.read(1 << 20)
+        *_, gap, last = received.decode().splitlines()
+        written = len(re.findall(r" \d+ x{10000}\n", received.decode()))
+        assert gap.endswith(f"{1000 - written} records were dropped, because the reader of the log did not read")
+        assert last.endswith("it reads again")
+
+    def test_stopped_terminal_does_not_stop_the_broker(self, monkeypatch):
+        """As when its window hangs: a terminal says that it is ready, and a write blocks."""
+        window, terminal = pty.openpty()
+        monkeypatch.setattr(logging_config, "READER_WAIT_S", 0.01)
+        with open(window, "rb", buffering=0) as reader, open(terminal, "w") as stream:  # noqa: PTH123
+            monkeypatch.setattr(sys, "stderr", stream)
+            output = logging_config.LogOutput(LogSettings())
+            records = [self.record("%d " + "x" * 1000, number) for number in range(1000)]
+            writer = threading.Thread(target=lambda: [output.handle(each) for each in records], daemon=True)
+            writer.start()
+            writer.join(60)
+            assert not writer.is_alive()
+            assert output.dropped_count > 900
+            received = b""
+            while b"it reads again" not in received:
+                received += reader.read(1 << 16)
+                output.handle(self.record("it reads again"))
+            assert b"records were dropped, because the reader of the log did not read" in received
+
+    def test_slow_reader_costs_one_wait_in_a_minute(self, monkeypatch):
+        """Read a piece shortly before the broker drops the record."""
+        now_s = [0.0]
+        monkeypatch.setattr(logging_config.time, "monotonic", lambda: now_s[0])
+        monkeypatch.setattr(logging_config.time, "sleep", lambda _seconds: now_s.__setitem__(0, now_s[0] + 0.9))
+        reading, writing = os.pipe()
+        with open(reading, "rb", buffering=0), open(writing, "w") as stream:  # noqa: PTH123
+            monkeypatch.setattr(sys, "stderr", stream)
+            output = logging_config.LogOutput(LogSettings())
+            output._reader = SlowReader(now_s)
+            for number in range(10):
+                output.handle(self.record("%d", number))
+            assert now_s[0] < 2 * logging_config.READER_WAIT_S
+
+
+class SlowReader:
+    """A poll that reports a reader only after a wait."""
+
+    def __init__(self, now_s: list[float]) -> None:
+        self._now_s = now_s
+        self._ready_s = 0.9
+
+    def poll(self, _timeout_ms: int) -> bool:
+        if self._now_s[0] < self._ready_s:
+            return False
+        self._ready_s = self._now_s[0] + 0.9
+        return True

@@ -12,7 +12,8 @@ import pytest
 from amqpd.broker.vhost.exchange import Exchange
 from amqpd.config import Settings, load
 from amqpd.server import Server
-from amqpd.storage.metadata.store import ExchangeRow, MetadataState, QueueRow, SqlMetadataStore, VhostRow
+from amqpd.storage.metadata.rows import ExchangeRow, QueueRow, VhostRow
+from amqpd.storage.metadata.store import MetadataState, SqlMetadataStore
 from amqpd.storage.storage import Storage
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,3 +138,48 @@ def test_depth_limits_client_chain(
 
 def test_client_without_certificate_is_accepted_at_depth_0(make_settings: MakeSettings, authority: trustme.CA) -> None:
     handshake(server_context(make_settings(verify_peer=True, depth=0), "amqp.tls"), client(authority))
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_refused_client_gets_an_alert_and_the_log_has_the_reason(
+    make_settings: MakeSettings, authority: trustme.CA, version: ssl.TLSVersion, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = server_context(make_settings(verify_peer=True), "amqp.tls")
+    client_context = client(authority)
+    client_context.maximum_version = version
+    trustme.CA().issue_cert("anna").configure_cert(client_context)
+    listener = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0, ssl=server)
+    async with listener:
+        with pytest.raises(ssl.SSLError, match="ALERT_UNKNOWN_CA"):
+            await _connect_and_read(listener.sockets[0].getsockname()[1], client_context)
+    assert "a TLS handshake with amqp.tls failed: [SSL: CERTIFICATE_VERIFY_FAILED]" in caplog.text
+
+
+async def _connect_and_read(port: int, context: ssl.SSLContext) -> None:
+    """Do a handshake and read. With TLS 1.3 the client's part of it ends before the server has its certificate."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+    try:
+        await reader.read()
+    finally:
+        writer.close()
+
+
+async def test_client_without_tls_is_disconnected_at_once(
+    make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = await asyncio.start_server(
+        lambda reader, writer: None, "127.0.0.1", 0, ssl=server_context(make_settings(), "amqp.tls")
+    )
+    async with listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.sockets[0].getsockname()[1])
+        writer.write(b"AMQP\x00\x00\x09\x01")
+        assert await asyncio.wait_for(reader.read(), 30) == b""  # a handshake may take 60 s
+        writer.close()
+    assert "a TLS handshake with amqp.tls failed: [SSL: WRONG_VERSION_NUMBER]" in caplog.text
+
+
+def test_unusable_certificate_is_named(make_settings: MakeSettings, tmp_path: Path) -> None:
+    settings = replace(make_settings(), ca=None)
+    (tmp_path / "cert.pem").write_text("")
+    with pytest.raises(OSError, match=r"^amqp\.tls: \S+/cert\.pem, \S+/key\.pem: \[SSL\] PEM lib"):
+        server_context(settings, "amqp.tls")

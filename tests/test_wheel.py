@@ -152,6 +152,14 @@ def test_export_without_packages_names_the_extra(python: Path, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+def test_old_python_is_refused_in_a_sentence() -> None:
+    """pip before 3.11 shows the last line of a traceback otherwise: there is no tomllib."""
+    code = "import runpy, sys; sys.modules['tomllib'] = None; runpy.run_path('setup.py', run_name='__main__')"
+    process = subprocess.run((sys.executable, "-c", code), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 1
+    assert process.stderr == f"amqpd needs Python 3.11 or later, and this is {sys.version.split()[0]}\n"
+
+
 @pytest.mark.skipif(not is_compiled(), reason="looks at a compiled installation")
 def test_compiled_library_is_inside_the_package() -> None:
     files = importlib.metadata.files("amqpd")

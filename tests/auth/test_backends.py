@@ -25,18 +25,8 @@ from amqpd.auth.internal_backend import (
 )
 from amqpd.auth.passwords import ARGON2ID, RABBIT_SHA256, hash_password
 from amqpd.auth.permissions import InvalidPattern
-from amqpd.storage.metadata.store import (
-    Delete,
-    MetadataError,
-    PermissionRow,
-    Put,
-    SqlMetadataStore,
-    TopicPermissionRow,
-    UserRow,
-    VhostRow,
-    WriteFailed,
-    random_id,
-)
+from amqpd.storage.metadata.rows import Delete, PermissionRow, Put, TopicPermissionRow, UserRow, VhostRow
+from amqpd.storage.metadata.store import MetadataError, SqlMetadataStore, WriteFailed, random_id
 
 GUEST_HASH = hash_password(b"guest")
 GUEST = User("guest", ("administrator",))

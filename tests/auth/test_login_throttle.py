@@ -98,6 +98,21 @@ async def test_check_cancelled_when_its_turn_comes_passes_the_turn_on() -> None:
         await first
 
 
+async def test_turn_is_not_lost_to_a_check_cancelled_just_before() -> None:
+    queue = PasswordCheckQueue(1)
+    await queue.acquire("", "")
+    left = [asyncio.ensure_future(queue.acquire(*each)) for each in (("1", "a"), ("1", "a"), ("1", "b"))]
+    waits = asyncio.ensure_future(queue.acquire("2", "a"))
+    await asyncio.sleep(0)
+    for each in left:
+        each.cancel()  # its coroutine has not run when the turn ends
+    queue.release()
+    await asyncio.wait_for(waits, 30)
+    assert all(isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*left, return_exceptions=True))
+    queue.release()
+    await asyncio.wait_for(queue.acquire("", ""), 30)  # the queue is free again
+
+
 def test_logins_are_counted_by_protocol_and_optionally_by_source() -> None:
     attempts = LoginStats(sources_max=2)
     attempts.count_login("amqp091", "10.0.0.1", "anna", True)

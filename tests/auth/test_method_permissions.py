@@ -74,6 +74,13 @@ TABLE = [
         queue="new",
         arguments={"x-dead-letter-exchange": "x"},
     ),
+    ok(
+        "queue.declare",
+        configure("queue", "dead"),
+        label=" dead-letter again",
+        queue="dead",
+        arguments={"x-dead-letter-exchange": "x"},
+    ),
     ok("queue.declare", label=" passive", queue="q", passive=True),
     ok("queue.delete", configure("queue", "q"), queue="q"),
     ok("queue.delete", configure("queue", "absent"), label=" absent", queue="absent"),
@@ -88,6 +95,14 @@ TABLE = [
         write("exchange", "x"),
         label=" alternate",
         exchange="new",
+        type="direct",
+        arguments={"alternate-exchange": "x"},
+    ),
+    ok(
+        "exchange.declare",
+        configure("exchange", "z"),
+        label=" alternate again",
+        exchange="z",
         type="direct",
         arguments={"alternate-exchange": "x"},
     ),
@@ -155,12 +170,14 @@ class RestrictedVhost:
         self.broker.api("PUT", path, {"exchange": exchange, "write": write, "read": read})
 
     def reset(self) -> None:
-        """Set up queue q (empty) and exchanges x and y, bound as the rows expect. Delete the objects named `new`."""
+        """Set up queues and exchanges as the rows expect. Delete the objects named `new`."""
         for name in ("q", "new"):
             self.admin.call("queue.delete", queue=name)
         for name in ("x", "y", "new"):
             self.admin.call("exchange.delete", exchange=name)
         self.admin.call("queue.declare", queue="q")
+        self.admin.call("queue.declare", queue="dead", arguments={"x-dead-letter-exchange": "x"})
+        self.admin.call("exchange.declare", exchange="z", type="direct", arguments={"alternate-exchange": "x"})
         for name in ("x", "y"):
             self.admin.call("exchange.declare", exchange=name, type="direct")
         self.admin.call("exchange.bind", destination="y", source="x")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amqpd.auth.permissions import InvalidPattern, Kind, Permissions, compile_pattern, compile_topic_pattern
-from amqpd.storage.metadata.store import PermissionRow, TopicPermissionRow
+from amqpd.storage.metadata.rows import PermissionRow, TopicPermissionRow
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from amqpd.broker.vhost.exchange import Exchange
 from amqpd.broker.vhost.vhost import VHost, VhostServices
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan_properties
 from amqpd.storage.filesystem import Clock, FileSystem
-from amqpd.storage.metadata.store import VhostRow
+from amqpd.storage.metadata.rows import VhostRow
 from amqpd.storage.storage import Storage
 
 sys.path.insert(0, str(Path(__file__).parent))

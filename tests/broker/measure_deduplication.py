@@ -15,9 +15,9 @@ from typing import Any
 
 from amqpd.broker.consumer import Destination
 from amqpd.broker.message import MessageRoute, make_message
-from amqpd.broker.publish.deduplication import CacheEntry, CacheStore, DeduplicationCache
+from amqpd.broker.publish.deduplication import CacheEntry, DeduplicationCache
 from amqpd.broker.publish.exchange_state import MetadataCacheStore
-from amqpd.storage.metadata.store import SeenCacheRow
+from amqpd.storage.metadata.rows import SeenCacheRow
 
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import Room
@@ -29,7 +29,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def measure(room: Any, label: str, count: int, store: CacheStore | None) -> None:
+def measure(room: Any, label: str, count: int, store: MetadataCacheStore | None) -> None:
     gc.collect()
     bound = [Destination()]
     before = resident_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -210,6 +211,11 @@ def list_delayed(broker: BrokerProcess, vhost: str, *more: str) -> list[dict[str
     return found
 
 
+def logs_below(directory: Path) -> list[str]:
+    """Return the log files, also while the broker removes directories."""
+    return [f"{folder}/{name}" for folder, _, names in os.walk(directory) for name in names if name.endswith(".log")]
+
+
 def number_delayed(broker: BrokerProcess, vhost: str, exchange: str = "later") -> int:
     found: Any = broker.api("GET", f"/api/exchanges/{vhost}/{exchange}")
     return int(found["messages_delayed"])
@@ -275,6 +281,8 @@ class TestOperators:
         assert channel.basic_get("later")[0] is None
 
     def test_deletion_of_exchange_or_vhost_deletes_messages(self, channel: Any, amqpd_broker: BrokerProcess) -> None:
+        vhosts = amqpd_broker.data_dir / "vhosts"
+        before = set(vhosts.glob("*"))
         vhost = amqpd_broker.add_vhost()
         with pika.BlockingConnection(pika.URLParameters(vhost.url)) as connection:
             other_channel = connection.channel()
@@ -287,12 +295,11 @@ class TestOperators:
             declare(other_channel)
             assert number_delayed(amqpd_broker, vhost.name) == 0
             publish(other_channel, {"x-delay": 60_000})
+        (directory,) = set(vhosts.glob("*")) - before
+        assert logs_below(directory)
         amqpd_broker.delete_vhost(vhost.name)
         deadline = time.monotonic() + 30
-        while any(amqpd_broker.data_dir.glob("vhosts/*/delays/*/*/*.log")):
-            remaining = [str(each) for each in amqpd_broker.data_dir.glob("vhosts/*/delays/*/*/*.log")]
-            if not [each for each in remaining if vhost.name in each]:
-                break
+        while remaining := logs_below(directory) + logs_below(directory.with_suffix(".deleted")):
             assert time.monotonic() < deadline, remaining
             time.sleep(0.05)
 

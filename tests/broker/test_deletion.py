@@ -12,7 +12,8 @@ import pytest
 from amqpd.broker.vhost.deletion import DeletionQueue
 from amqpd.broker.vhost.recovery import RecoveryFindings, RecoveryReport
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.metadata.store import Change, Delete, MetadataClosed, Put, QueueRow, VhostRow
+from amqpd.storage.metadata.rows import Change, Delete, Put, QueueRow, VhostRow
+from amqpd.storage.metadata.store import MetadataClosed
 from amqpd.storage.storage import Storage
 
 ROUTE = RecordRoute(b"", b"q")
@@ -127,11 +128,39 @@ def test_failed_rename_is_logged_and_client_is_answered(
     def broken(source: str, target: str) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(steps.storage.filesystem, "rename", broken)
-    steps.deletions.drop([queue], lambda: steps.record("answered"))
+    with monkeypatch.context() as patch:
+        patch.setattr(steps.storage.filesystem, "rename", broken)
+        steps.deletions.drop([queue], lambda: steps.record("answered"))
+        steps.run()
+        assert "answered" in steps.step_names()
+        assert "only the metadata has its deletion" in caplog.text
+        steps.deletions.tidy()
+        steps.run()
+    assert "forgotten" not in steps.step_names(), "its row keeps the next start from restoring the queue"
+    steps.deletions.tidy()
     steps.run()
-    assert "answered" in steps.step_names()
-    assert "only the metadata has its deletion" in caplog.text
+    assert steps.step_names()[-1] == "forgotten"
+    assert [path.name for path in steps.path.glob("vhosts/v/queues/*")] == [f"{queue.id}.deleted"]
+    assert list(steps.path.glob("vhosts/v/queues/*/*")) == []
+
+
+def test_marker_of_a_queue_without_directory_is_made_later(
+    steps: DeletionSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = steps.queue("q", filled=False)
+
+    def full(path: str) -> bool:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steps.storage.filesystem, "mkdir", full)
+        steps.deletions.drop([queue], lambda: None)
+        steps.run()
+    assert steps.step_names() == ["counted"]
+    steps.deletions.tidy()
+    steps.run()
+    assert steps.step_names() == ["counted", "forgotten"]
+    assert [path.name for path in steps.path.glob("vhosts/v/queues/*")] == [f"{queue.id}.deleted"]
 
 
 def test_vhost_is_deleted_with_one_rename(steps: DeletionSteps) -> None:

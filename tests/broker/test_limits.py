@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import errno
 
-from amqpd.broker.queue.queue import for_consumer
+import pytest
+from taker import Taker
+
+from amqpd.broker import consume
+from amqpd.broker.queue.queue import Queue, for_consumer
 
 
 def deaths(got) -> list[tuple]:
@@ -143,6 +147,54 @@ class TestAfterKill:
         assert deaths(got) == [("q", "delivery_limit", 1)]
 
 
+class StalledTaker(Taker):
+    """A consumer whose output may have no room."""
+
+    def __init__(self, queue: Queue, credit: int, has_room: bool) -> None:
+        super().__init__(queue, credit, False, {})
+        self.has_room = has_room
+        self.asked_count = 0
+        consume.start_consumer(queue, self)
+
+    def can_take(self) -> bool:
+        return self.has_room and super().can_take()
+
+    def unused_credit(self) -> int:
+        self.asked_count += 1
+        return self.credit - self.in_flight
+
+
+class TestCredit:
+    def test_quorum_queue_drops_nothing_that_a_stalled_consumer_has_credit_for(self, room) -> None:
+        queue = room.queue("q", x_queue_type="quorum", x_max_length=1)
+        taker = StalledTaker(queue, 3, has_room=False)
+        for number in range(6):
+            room.publish("q", b"%d" % number)
+            room.turns()
+        assert queue.ready_count == 4
+        taker.has_room = True
+        queue.activate(taker)
+        room.turns()
+        assert taker.got == [b"2", b"3", b"4"]
+        room.publish("q", b"6")
+        assert room.bodies(queue) == [b"6"]
+
+    def test_full_quorum_queue_asks_no_consumer_without_credit(self, room) -> None:
+        """Each publish would cost a step per consumer."""
+        queue = room.queue("q", x_queue_type="quorum", x_max_length=1)
+        takers = [StalledTaker(queue, 1, has_room=True) for _ in range(50)]
+        for number in range(52):
+            room.publish("q", b"%d" % number)
+            room.turns()
+        assert [len(taker.got) for taker in takers] == [1] * 50
+        before = [taker.asked_count for taker in takers]
+        for _ in range(10):
+            room.publish("q", b"more")
+            room.turns()
+        assert [taker.asked_count for taker in takers] == before
+        assert queue.ready_count == 1
+
+
 class TestDeliveryCount:
     def test_delivery_count_header_counts_requeues(self, room) -> None:
         queue = room.queue("q", x_queue_type="quorum")
@@ -224,3 +276,25 @@ class TestExpires:
         room.advance(80)
         assert room.expired == ["q"]
         assert dead.ready_count == 0
+
+
+@pytest.mark.parametrize("arguments", [{"x_max_priority": 3}, {"x_max_length": 2}])
+def test_message_returns_to_its_queue_while_log_cannot_be_read(memory_room, arguments) -> None:
+    """A connection that ends returns all its messages: an error at one of them would keep the others unacked."""
+    room = memory_room()
+    queue = room.queue("q", **arguments)
+    for number in range(2):
+        room.publish("q", b"%d" % number)
+    taken = [queue.get(False) for _ in range(2)]
+    for number in range(2, 4):
+        room.publish("q", b"%d" % number)
+    unreadable = ("open", "pread", "read_file")
+    room.filesystem.fault = lambda name, _path: OSError(errno.EIO, "unreadable") if name in unreadable else None
+    for entry in taken:
+        entry.message = None  # as after a delivery from a log
+        queue.requeue(entry, True)
+    assert queue.unacked_count == 0
+    room.filesystem.fault = None
+    room.turn.schedule()
+    room.advance(2000)
+    assert room.bodies(queue) == [b"0", b"1", b"2", b"3"][2 if "x_max_length" in arguments else 0 :]

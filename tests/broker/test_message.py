@@ -148,6 +148,12 @@ def test_message_read_from_log_equals_the_published_one(properties: bytes, again
             assert (message.properties(), message.body()) == (properties, body)
 
 
+def test_message_read_from_log_keeps_a_priority_that_is_its_only_property() -> None:
+    properties = encode_properties(Properties(priority=3))
+    info = LogMessageFactory().message(Record(0, 0, b"", b"k", properties, b"body", False)).info
+    assert info is not None and info.priority == 3
+
+
 @pytest.mark.parametrize("size", [0, 5, FRAME_PAYLOAD_BYTES + 1])
 @pytest.mark.parametrize(
     "invalid",

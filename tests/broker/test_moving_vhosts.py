@@ -15,10 +15,9 @@ import pytest
 from amqpd.broker.vhost.pending import DeclarationPending, ObjectName, PendingDeclarations
 from amqpd.protocol.field_table import encode_table
 from amqpd.server import Server
-from amqpd.storage.metadata.store import (
+from amqpd.storage.metadata.rows import (
     BindingRow,
     ExchangeRow,
-    MetadataState,
     ParameterRow,
     PermissionRow,
     PolicyRow,
@@ -26,8 +25,8 @@ from amqpd.storage.metadata.store import (
     QueueRow,
     StoredOffsetRow,
     VhostRow,
-    WriteFailed,
 )
+from amqpd.storage.metadata.store import MetadataState, WriteFailed
 from amqpd.testing import embedded
 
 NOTHING = MetadataState("", False, *([] for _ in MetadataState._fields[2:]))

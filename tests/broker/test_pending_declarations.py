@@ -12,7 +12,8 @@ from amqpd.broker.vhost.pending import CallbackFailed, ObjectName, PendingDeclar
 from amqpd.channel.replies import DeferredReply
 from amqpd.errors import InternalError
 from amqpd.protocol.methods import QueueDelete
-from amqpd.storage.metadata.store import Delete, Put, QueueRow, WriteFailed
+from amqpd.storage.metadata.rows import Delete, Put, QueueRow
+from amqpd.storage.metadata.store import WriteFailed
 
 NAME = ObjectName("/", "queue", "q")
 ROW = QueueRow("/", "q", "1")
@@ -79,7 +80,7 @@ def test_exception_after_removal_is_reported(catalogue: Catalogue) -> None:
 @pytest.mark.parametrize(("error", "code"), [(CallbackFailed("ZeroDivisionError()"), 541), (WriteFailed("full"), 506)])
 def test_deferred_failure_closes_connection_with_its_code(error: Exception, code: int) -> None:
     failed: list[Any] = []
-    channel: Any = SimpleNamespace(busy=False, owner=SimpleNamespace(fail=failed.append))
+    channel: Any = SimpleNamespace(busy=False, unanswered=[], owner=SimpleNamespace(fail=failed.append))
     answer = DeferredReply(channel, QueueDelete("q", False, False, False))
     answer.reply(b"ok")
     answer.done(error)
@@ -87,7 +88,7 @@ def test_deferred_failure_closes_connection_with_its_code(error: Exception, code
 
 
 def test_failure_before_reply_raises_internal_error() -> None:
-    channel: Any = SimpleNamespace(busy=False)
+    channel: Any = SimpleNamespace(busy=False, unanswered=[])
     answer = DeferredReply(channel, QueueDelete("q", False, False, False))
     answer.done(CallbackFailed("ZeroDivisionError()"))
     with pytest.raises(InternalError):

@@ -11,7 +11,8 @@ from amqpd.auth.permissions import InvalidPattern
 from amqpd.broker.vhost import policies, policy_table
 from amqpd.broker.vhost.declaration import ExchangeDeclaration
 from amqpd.broker.vhost.declare import declare_exchange
-from amqpd.broker.vhost.policy_table import InvalidPolicy, compile_names, unsupported
+from amqpd.broker.vhost.name_pattern import compile_names
+from amqpd.broker.vhost.policy_table import InvalidPolicy, unsupported
 
 MAX = {"max-length": 2}
 FILLED = 6000

@@ -10,16 +10,8 @@ import pytest
 
 from amqpd.broker.vhost.recovery import RecoveryFindings, reconcile
 from amqpd.protocol.field_table import encode_table
-from amqpd.storage.metadata.store import (
-    BindingRow,
-    Delete,
-    DeleteBindings,
-    MetadataState,
-    PermissionRow,
-    Put,
-    QueueRow,
-    VhostRow,
-)
+from amqpd.storage.metadata.rows import BindingRow, Delete, DeleteBindings, PermissionRow, Put, QueueRow, VhostRow
+from amqpd.storage.metadata.store import MetadataState
 from amqpd.storage.queue_json import DESCRIPTION, Description, describe, read_description
 from amqpd.storage.storage import Storage
 

@@ -11,7 +11,8 @@ from simulated_filesystem import SimulatedClock
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.consumer_offsets import NAMES_MAX, PART_MAX, WRITE_S, ConsumerOffsets
 from amqpd.broker.vhost.declaration import QueueDeclaration
-from amqpd.storage.metadata.store import Change, Delete, MetadataClosed, Put, StoredOffsetRow, WriteFailed
+from amqpd.storage.metadata.rows import Change, Delete, Put, StoredOffsetRow
+from amqpd.storage.metadata.store import MetadataClosed, WriteFailed
 
 A, B = "a" * 32, "b" * 32
 Done = Callable[[BaseException | None], None]

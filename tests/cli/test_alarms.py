@@ -14,6 +14,7 @@ DISK, MEMORY = "/api/amqpd/disk_free_limit", "/api/amqpd/memory_high_watermark"
         (("set_disk_free_limit", "100MB"), {"bytes": 100_000_000}, "disk free limit on n@h to 100MB bytes"),
         (("set_disk_free_limit", "5000"), {"bytes": 5000}, "disk free limit on n@h to 5000 bytes"),
         (("set_disk_free_limit", "1GiB"), {"bytes": 1 << 30}, "disk free limit on n@h to 1GiB bytes"),
+        (("set_disk_free_limit", "2Ti"), {"bytes": 1 << 41}, "disk free limit on n@h to 2Ti bytes"),
         (("set_disk_free_limit", "2k"), {"bytes": 2048}, "disk free limit on n@h to 2k bytes"),
         (("set_disk_free_limit", "2kb"), {"bytes": 2000}, "disk free limit on n@h to 2kb bytes"),
         (

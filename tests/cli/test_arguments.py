@@ -11,7 +11,7 @@ from amqpd.cli.options import FORMATTERS, check_options, parse, where
     [
         "-q -p shop list_queues name messages --formatter json",
         "list_queues -q name -p shop messages --formatter=json",
-        "list_queues name messages --vhost=shop --formatter json --quiet",
+        "list_queues name messages --vhost=shop --formatter JSON --quiet",
         "--vhost shop list_queues --quiet name --formatter json messages",
     ],
 )
@@ -60,6 +60,9 @@ def test_help_has_three_spellings(option: str) -> None:
     ("line", "command", "wrong"),
     [
         ("list_queues --bogus", "list_queues", "--bogus : "),
+        ("list_queues --formater json", "list_queues", "--formater : did you mean --formatter?"),
+        ("list_queues --formatter", "list_queues", "--formatter : needs a value"),
+        ("list_queues --quiet=yes", "list_queues", "--quiet : takes no value"),
         ("-n a@b -q join_cluster --ram a", "join_cluster", "--ram : "),
         ("--vhost v list_queues -x", "list_queues", "-x : "),
         ("--vhost=v list_queues -x", "list_queues", "-x : "),

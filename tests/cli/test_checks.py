@@ -10,13 +10,17 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_broker import Ctl, FakeBroker
 
+from amqpd.cli import nodes
+
 APP = ("GET", "/api/amqpd/app")
 ALARMS = ("GET", "/api/health/checks/alarms")
+LOCAL = ("GET", "/api/health/checks/local-alarms")
 STATUS = ("GET", "/api/amqpd/status")
 DEFINITIONS: dict[str, Any] = {
     "rabbit_version": "0.1.0",
@@ -38,18 +42,21 @@ def test_check_running_and_is_running(broker: FakeBroker, ctl: Ctl) -> None:
 
 
 def test_check_alarms_reports_alarms(broker: FakeBroker, ctl: Ctl) -> None:
-    broker.answers[ALARMS] = (200, {"status": "ok"})
+    broker.answers[ALARMS] = broker.answers[LOCAL] = (200, {"status": "ok"})
     for command in ("check_alarms", "check_local_alarms", "alarms"):
         assert ctl(command).code == 0
     assert json.loads(ctl("check_alarms", "--formatter", "json").out) == {"result": "ok"}
     alarms = [{"node": "n@h", "resource": "memory"}, {"node": "n@h", "resource": "log", "vhost": "/", "queue": "q"}]
-    broker.answers[ALARMS] = (503, {"status": "failed", "reason": "There are alarms in effect", "alarms": alarms})
+    failed = {"status": "failed", "reason": "There are alarms in effect"}
+    broker.answers[LOCAL] = (503, {**failed, "alarms": alarms})
+    broker.answers[ALARMS] = (503, {**failed, "alarms": [*alarms, {"node": "other", "resource": "disk"}]})
     result = ctl("-q", "check_local_alarms")
     assert (result.code, result.out) == (69, "")
     assert "Memory alarm on node n@h\nThe log of queue 'q' in vhost '/' failed" in result.err
     result = ctl("check_alarms", "--formatter", "json")
     assert (result.code, result.out, json.loads(result.err)["result"]) == (69, "", "error")
-    assert ctl("alarms").code == 0
+    found = json.loads(ctl("alarms", "--formatter", "json").out)
+    assert (len(found["local"]), found["global"]) == (2, ["Free disk space alarm on node other"])
     broker.answers[ALARMS] = (500, {"reason": "no"})
     assert ctl("check_alarms").code == 70
 
@@ -118,9 +125,30 @@ def test_wait_checks_pid_file_and_process(broker: FakeBroker, ctl: Ctl, tmp_path
         ended.wait()
     assert ctl("wait", "-P", str(ended.pid), "-t", "10").code == 69
     assert ctl("wait", str(tmp_path / "nosuch"), "-t", "0").code == 75
+    pidfile.write_text(str(ended.pid), "ascii")  # RabbitMQ: of an earlier start, so the new file is awaited
+    assert ctl("wait", str(pidfile), "-t", "0").code == 75
     pidfile.write_text("no number", "ascii")
     assert ctl("wait", str(pidfile)).code == 69
     assert ctl("wait").code == ctl("wait", str(pidfile), "--pid", "1").code == 64
+
+
+def test_wait_ends_after_ten_seconds_without_timeout(
+    broker: FakeBroker, ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As rabbitmqctl. The pid file of a broker that has crashed would be awaited for ever."""
+    slept_s: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept_s.append(seconds)
+        assert sum(slept_s) < 30, "it waits for ever"
+
+    monkeypatch.setattr(nodes, "time", SimpleNamespace(monotonic=lambda: sum(slept_s), sleep=sleep))
+    broker.answers[APP] = (200, {"running": False, "node": "n@h"})
+    for arguments in ([str(tmp_path / "nosuch")], ["--pid", str(os.getpid())]):
+        slept_s.clear()
+        found = ctl("wait", *arguments)
+        assert (found.code, round(sum(slept_s))) == (75, 10)
+        assert "timed out. Timeout value used: 10000" in found.err
 
 
 def test_definitions_are_exported_to_file_and_imported(broker: FakeBroker, ctl: Ctl, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -98,6 +99,24 @@ def test_bad_uri_is_a_usage_error(ctl: Ctl, uri: str) -> None:
     result = ctl("ping", "-q", "--uri", uri)
     assert result.code == 64
     assert result.err.startswith("Error (argument validation): --uri ")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "bob:secret@h:15672",
+        "h:15672",
+        "amqp://bob:secret@h:15672",
+        "bob:secret://x@h",
+        "http://bob:secret://@h",
+        "http://bob:secret/@h",
+    ],
+)
+def test_bad_uri_is_shown_without_its_password(ctl: Ctl, uri: str) -> None:
+    result = ctl("ping", "-q", "--uri", uri)
+    shown = re.sub("bob.*@", "", uri)
+    assert result.err.startswith(f"Error (argument validation): --uri {shown}: expected http://USER:")
+    assert "secret" not in result.err
 
 
 def test_missing_broker_gives_advice(ctl: Ctl, tmp_path: Path) -> None:
@@ -219,3 +238,35 @@ def test_unexpected_answer_is_shown(broker: FakeBroker, ctl: Ctl) -> None:
     assert ctl("list_users", "-q") == (70, "", "Error:\n<h1>oops</h1>\n")
     broker.answers["GET", "/api/users"] = (418, None)
     assert ctl("list_users", "-q") == (69, "", "Error:\nthe broker answered HTTP 418\n")
+
+
+def test_wrong_password_gives_advice(broker: FakeBroker, ctl: Ctl) -> None:
+    broker.answers["GET", "/api/users"] = (401, {"error": "not_authorized", "reason": "Login failed"})
+    found = ctl("list_users", "--uri", f"http://u:secret@127.0.0.1:{broker.tcp_port}")
+    assert (found.code, "Login failed. What to do: check the user's name and password" in found.err) == (77, True)
+    assert "set_user_tags" not in found.err
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"AMQP\0\0\x09\x01", "no HTTP there, the answer begins with 'AMQP\\x00\\x00\\t"),
+        (b"", "Remote end closed connection without response"),
+    ],
+    ids=["the AMQP port", "a broker that is killed"],
+)
+def test_port_without_an_answer_in_http_has_the_reason(ctl: Ctl, answer: bytes, why: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            client, _ = server.accept()
+            client.recv(65536)
+            client.sendall(answer)
+            client.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        found = ctl("list_users", "--uri", f"http://127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
+    assert found.code == 69
+    assert f": {why}" in found.err

@@ -315,6 +315,30 @@ class TestProcess:
         assert (process.returncode, process.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(("module", "word"), [("amqpd.cli", "help"), ("amqpd", "--help")])
+@pytest.mark.parametrize(
+    ("redirection", "code", "text"),
+    [
+        (">/dev/full", 74, "standard output cannot be written: No space left on device\n"),
+        (">&-", 0, ""),
+        (">/dev/full 2>&-", 74, ""),
+    ],
+)
+def test_output_that_cannot_be_written(module: str, word: str, redirection: str, code: int, text: str) -> None:
+    command = f"exec {sys.executable} -P -m {module} {word} {redirection}"
+    process = subprocess.run(
+        ["/bin/sh", "-c", command], env=ENVIRONMENT, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (process.returncode, process.stderr.partition(": ")[2]) == (code, text)
+
+
+@pytest.mark.parametrize("output", ["", ">&-"])
+def test_error_that_cannot_be_written(output: str) -> None:
+    command = f"exec {sys.executable} -P -m amqpd.cli nosuch {output} 2>/dev/full"
+    process = subprocess.run(["/bin/sh", "-c", command], env=ENVIRONMENT, timeout=30, check=False)
+    assert process.returncode == 74
+
+
 def test_stop_ends_the_broker(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         wait_for_admin_api(broker)

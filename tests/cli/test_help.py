@@ -87,7 +87,7 @@ def test_every_command_has_a_help_page_with_examples(ctl: Ctl, name: str) -> Non
     assert page.code == 0
     assert page == ctl(name, "--help") == ctl("-?", name) == ctl(name, "-h", "--bogus-x")
     command = COMMANDS[name]
-    assert command.usage_line in page.out
+    assert command.usage_of("amqpctl") in page.out
     assert command.examples
     for option in command.options:
         assert f"--{option}" in page.out
@@ -171,7 +171,7 @@ def test_wrong_number_of_operands_prints_usage(ctl: Ctl, line: str, text: str) -
     name = line.split(maxsplit=1)[0]
     assert result.err == (
         f"Error (argument validation): {text}\nArguments given:\n\t-n n@h {line}\n\nUsage\n\n"
-        f"{COMMANDS[name].usage_line}\n"
+        f"{COMMANDS[name].usage_of('amqpctl')}\n"
     )
 
 

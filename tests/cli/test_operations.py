@@ -54,14 +54,15 @@ def test_purge_queue_sends_vhost_and_queue(broker: FakeBroker, ctl: Ctl) -> None
     assert ctl("-q", "purge_queue", "q") == (69, "", "Error:\nQueue not found\n")
 
 
-def test_close_connection_sends_pid_and_reason(broker: FakeBroker, ctl: Ctl) -> None:
+@pytest.mark.parametrize("pid", ["<n@h.3.0>", "<amqpd-2.1795999673.10.0>"])  # of a node of a cluster
+def test_close_connection_sends_pid_and_reason(broker: FakeBroker, ctl: Ctl, pid: str) -> None:
     broker.answers[CLOSE] = (204, None)
-    assert ctl("close_connection", "<n@h.3.0>", "Closed via rabbitmqctl") == (
+    assert ctl("close_connection", pid, "Closed via rabbitmqctl") == (
         0,
-        "Closing connection <n@h.3.0>, reason: Closed via rabbitmqctl...\n",
+        f"Closing connection {pid}, reason: Closed via rabbitmqctl...\n",
         "",
     )
-    assert broker.requests[0].body == {"pid": "<n@h.3.0>", "reason": "Closed via rabbitmqctl"}
+    assert broker.requests[0].body == {"pid": pid, "reason": "Closed via rabbitmqctl"}
     broker.answers.clear()
     missing = ctl("close_connection", "<n@h.3.0>", "why")
     assert (missing.code, missing.err) == (0, "There is no connection <n@h.3.0>. Was it already closed?\n")

@@ -12,7 +12,7 @@ from fake_kafka import FakeKafka
 
 from amqpd.cluster.metadata import slot_assigner
 from amqpd.cluster.ownership import read_rows
-from amqpd.cluster.placement import QueuePlacement, TopicMaker, dedicated_topic_marks
+from amqpd.cluster.placement import QueuePlacement, dedicated_topic_marks
 from amqpd.cluster.row_codec import SlotChange
 from amqpd.cluster.slot_logs import LogPosition, SlotLogs
 from amqpd.cluster.slot_rows import RowWriter
@@ -91,7 +91,7 @@ class Slot:
     def __init__(
         self,
         access: KafkaAccess,
-        topics: TopicMaker,
+        topics: Any,
         directory: Path,
         number: int = 1,
         vhosts: Sequence[VhostRow] = (),

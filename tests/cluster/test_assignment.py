@@ -251,8 +251,8 @@ class TestRefusedNodes:
             assert len({each.secret for each in accepted if each.secret}) <= 1
 
     def test_leader_assigns_no_slots_to_a_refused_member_and_says_why(self) -> None:
-        ours = Assignor("settled", SLOTS, lambda: self.member("a", held=1), dict, False)
-        stranger = Assignor("settled", SLOTS, lambda: self.member("b", secret="theirs"), dict, False)
+        ours = Assignor("settled", SLOTS, lambda: self.member("a", held=1), dict)
+        stranger = Assignor("settled", SLOTS, lambda: self.member("b", secret="theirs"), dict)
         metadata = {name: each.metadata({"settled"}) for name, each in (("1", ours), ("2", stranger))}
         given_ = ours.assign(None, metadata)
         assert [numbers for _, numbers in given_["2"].assignment] == [[]]

@@ -67,7 +67,7 @@ def test_check_fails_when_no_broker_answers(tmp_path: Path) -> None:
     code, lines = run_check_cluster(tmp_path, kafka=[f"127.0.0.1:{port}"])
     assert code == 69
     assert lines[0].startswith(f"WRONG  127.0.0.1:{port} answers: ")
-    assert lines[-1] == "1 checks have failed"
+    assert lines[-1] == "failed checks: 1"
 
 
 def test_check_refuses_a_short_secret(tmp_path: Path) -> None:

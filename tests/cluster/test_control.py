@@ -10,11 +10,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqpd.cluster.api_gateway import join_documents, split_definitions
+from amqpd.broker.vhost import vhosts
+from amqpd.cluster.api_gateway import ensure_vhost, join_documents, split_definitions
 from amqpd.cluster.node import ClusterNode
 from amqpd.cluster.operations import balancing_moves
 from amqpd.cluster.row_codec import WISH, PutAnnotation
 from amqpd.management.request import BadRequest
+
+
+@pytest.mark.parametrize(("owner", "granted"), [("ann", True), ("bob", False), ("", False)])
+async def test_user_of_an_import_gets_permissions_in_a_new_vhost(
+    owner: str, granted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a single node: not if the document has permissions of the user, and not for amqpctl."""
+    monkeypatch.setattr(vhosts, "declare", lambda *given: given[-1](None))
+    own = {"user": "bob", "vhost": "v", "configure": "", "write": "", "read": ""}
+    part: dict[str, Any] = {"vhosts": [{"name": "v"}], "permissions": [own]}
+    broker: Any = SimpleNamespace(vhosts=SimpleNamespace(exists=lambda _: False))
+    await ensure_vhost(broker, part, "v", owner)
+    everything = {"user": owner, "vhost": "v", "configure": ".*", "write": ".*", "read": ".*"}
+    assert part["permissions"] == ([own, everything] if granted else [own])
+    part = {"vhosts": [{"name": "v"}]}
+    broker.vhosts.exists = lambda _: True
+    await ensure_vhost(broker, part, "v", owner)
+    assert part == {"vhosts": [{"name": "v"}]}
 
 
 @given(st.dictionaries(st.integers(0, 60), st.sampled_from("abcde")), st.sets(st.sampled_from("abcde"), min_size=1))

@@ -25,7 +25,7 @@ class Node:
         self.busy: frozenset[int] = frozenset()
         self.draining = False
         self.generations: list[int] = []
-        assignor = self.assignor = Assignor(topic, SLOTS, self.describe, lambda: wishes, False)
+        assignor = self.assignor = Assignor(topic, SLOTS, self.describe, lambda: wishes)
         self.members = GroupMembership(access, f"group-{topic}", assignor, topic, self.on_assigned, 6.0, 0.3)
 
     def describe(self) -> Member:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from amqpd.cluster.ownership import OwnedSlot, SlotOwnership
-from amqpd.storage.metadata.store import VhostRow
+from amqpd.storage.metadata.rows import VhostRow
 
 ROW = VhostRow("new", "1" * 32)
 

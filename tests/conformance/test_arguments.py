@@ -323,7 +323,7 @@ def test_quorum_properties(peer: Peer, word: str, options: dict[str, bool]) -> N
 
 
 def test_quorum_queue(peer: Peer) -> None:
-    """A quorum queue is declared and compared as such; a global prefetch window is refused."""
+    """A quorum queue is declared and compared as such; its consumers refuse a global prefetch window that is there."""
     peer.queue(exclusive=False, durable=True, arguments={"x-queue-type": "quorum"})
     peer.method("queue.declare", queue=peer.q, durable=True)
     peer.expect_channel_close(
@@ -341,6 +341,7 @@ def test_quorum_queue(peer: Peer) -> None:
         "inequivalent arg 'x-queue-type' for queue '{q}' in vhost '/': received 'classic' but current is 'quorum'",
     )
     peer.channel(2)
+    peer.call("basic.consume", 2, queue=peer.q)
     peer.call("basic.qos", 2, prefetch_count=1, global_=True)
     peer.method("basic.consume", 2, queue=peer.q)
     try:

@@ -216,6 +216,7 @@ CONTENT = [
     accepted("D22", properties(headers=longstr(b"\2\xff\xfet\1"))),
     accepted("D23", properties(timestamp=2**64 - 1)),
     refused("D24", "invalid message: {delivery_mode_unknown,99}", delivery_mode=99),
+    refused("D24-last", "invalid expiration 'abc': no_integer", delivery_mode=99, expiration="abc"),
     accepted("D25", properties(priority=255)),
     refused("D26", "invalid expiration 'abc': no_integer", expiration="abc"),
     refused("D26-empty", "invalid expiration '': no_integer", expiration=""),

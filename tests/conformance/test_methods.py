@@ -75,6 +75,21 @@ QUEUES = [
         own_queue,
     ),
     Case("E1-exclusive", on_queue("queue.declare"), ChannelClose(405, 50, 10, LOCKED), own_queue),
+    *(
+        Case(
+            f"E1-{kind}-{durability}-without-a-name",
+            # the negative length is an error, too, but of a later check
+            method(
+                "queue.declare",
+                queue="",
+                durable=durability == "durable",
+                arguments={"x-queue-type": kind, "x-max-length": -1},
+            ),
+            ChannelClose(406, 50, 10, f"Cannot declare a server-named queue for type rabbit_{kind}_queue"),
+        )
+        for kind in ("quorum", "stream")
+        for durability in ("durable", "transient")
+    ),
     Case(
         "E10",
         method("queue.declare", queue="nosuch", passive=True),
@@ -97,6 +112,7 @@ QUEUES = [
     Case("E13", method("queue.purge", queue="nosuch"), ChannelClose(404, 50, 30, NO_QUEUE)),
     Case("E13-count", on_queue("queue.purge"), answers("queue.purge-ok", message_count=1), filled_queue),
     Case("E14", on_queue("queue.bind", exchange="nosuch"), ChannelClose(404, 50, 20, NO_EXCHANGE), own_queue),
+    Case("E14-both", method("queue.bind", queue="none", exchange="nosuch"), ChannelClose(404, 50, 20, NO_EXCHANGE)),
     Case("E14-queue", method("queue.bind", queue="nosuch", exchange="amq.direct"), ChannelClose(404, 50, 20, NO_QUEUE)),
     Case("E15", on_queue("queue.bind"), ChannelClose(403, 50, 20, DEFAULT_EXCHANGE), own_queue),
     Case("E15-unbind", on_queue("queue.unbind"), ChannelClose(403, 50, 50, DEFAULT_EXCHANGE), own_queue),
@@ -184,6 +200,11 @@ EXCHANGES = [
         method("exchange.delete", exchange="amq.direct"),
         ChannelClose(403, 40, 20, "deletion of system exchange 'amq.direct' in vhost '/' not allowed"),
     ),
+    Case(
+        "E20-missing",
+        method("exchange.delete", exchange="amq.nosuch"),
+        ChannelClose(403, 40, 20, "deletion of system exchange 'amq.nosuch' in vhost '/' not allowed"),
+    ),
     Case("E21", method("exchange.delete", exchange="nosuch"), answers("exchange.delete-ok")),
     Case(
         "E21-in-use",
@@ -241,6 +262,18 @@ BASIC = [
     Case(
         "E24",
         on_queue("basic.consume", consumer_tag="T"),
+        ConnectionClose(530, 60, 20, "attempt to reuse consumer tag 'T'"),
+        consumed_queue,
+    ),
+    Case(
+        "E24-none-declared",
+        method("basic.consume", queue="amq.rabbitmq.reply-to", no_ack=True, consumer_tag="T")
+        + method("basic.consume", consumer_tag="T"),
+        ChannelClose(404, 60, 20, NONE_DECLARED, replies=("basic.consume-ok",)),
+    ),
+    Case(
+        "E24-nosuch",
+        method("basic.consume", queue="nosuch", consumer_tag="T"),
         ConnectionClose(530, 60, 20, "attempt to reuse consumer tag 'T'"),
         consumed_queue,
     ),
@@ -377,16 +410,22 @@ REPLY_TO = [
         * 2,
         answers("basic.consume-ok", "basic.cancel-ok", "basic.consume-ok", "basic.cancel-ok"),
     ),
-    Case(
-        "declare-plain",
-        method("queue.declare", queue="amq.rabbitmq.reply-to", passive=True),
-        answers("queue.declare-ok", queue="amq.rabbitmq.reply-to", message_count=0, consumer_count=1),
-    ),
-    Case(
-        "declare-forged",
-        method("queue.declare", queue="amq.rabbitmq.reply-to.zzz", passive=True),
-        ChannelClose(404, 50, 10, "no queue 'amq.rabbitmq.reply-to.zzz' in vhost '/'"),
-    ),
+    *[
+        Case(
+            f"declare-plain{suffix}",
+            method("queue.declare", queue="amq.rabbitmq.reply-to", passive=passive),
+            answers("queue.declare-ok", queue="amq.rabbitmq.reply-to", message_count=0, consumer_count=1),
+        )
+        for suffix, passive in (("", True), ("-active", False))
+    ],
+    *[
+        Case(
+            f"declare-forged{suffix}",
+            method("queue.declare", queue="amq.rabbitmq.reply-to.zzz", passive=passive),
+            ChannelClose(404, 50, 10, "no queue 'amq.rabbitmq.reply-to.zzz' in vhost '/'"),
+        )
+        for suffix, passive in (("", True), ("-active", False))
+    ],
 ]
 
 

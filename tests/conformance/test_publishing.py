@@ -129,9 +129,27 @@ def test_reject_publish_sends_nack(speaker: Peer) -> None:
     speaker.call("confirm.select")
     speaker.publish(payload=b"first")
     expect_confirms(speaker, 1)
-    speaker.publish(payload=b"second")
-    assert speaker.expect("basic.nack")["delivery_tag"] == 2
+    for payload in (b"second", b"third"):
+        speaker.publish(payload=payload)
+        nack = speaker.expect("basic.nack")
+        # rabbit: requeue has its default, and multiple is set if every earlier publish was answered
+        assert (nack["multiple"], nack["requeue"]) == (True, True)
+    assert nack["delivery_tag"] == 3
     assert bodies(speaker, speaker.q) == [b"first"]
+
+
+def test_nack_does_not_cover_an_unanswered_publish(speaker: Peer) -> None:
+    """Publishes of one segment: the first is stored and waits for its confirm while the others are refused."""
+    speaker.queue(arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    speaker.call("confirm.select")
+    speaker.send(*(publish(speaker.q, payload) for payload in (b"stored", b"refused", b"refused")))
+    outstanding = {1: "basic.ack", 2: "basic.nack", 3: "basic.nack"}
+    while outstanding:
+        got = speaker.read()
+        tag = got["delivery_tag"]
+        covered = [each for each in outstanding if each == tag or (got["multiple"] and each < tag)]
+        assert tag in covered
+        assert all(outstanding.pop(each) == got.name for each in covered)
 
 
 def test_missing_exchange_in_confirm_mode_closes_channel(speaker: Peer) -> None:
@@ -188,6 +206,21 @@ def test_tx_publishes_at_commit(speaker: Peer) -> None:
     assert speaker.get(channel=2) is None
     speaker.call("tx.commit")
     assert [got.body for got in (speaker.get(channel=2), speaker.get(channel=2)) if got] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["new", "redeclared"])
+@pytest.mark.parametrize("count", [1, 1001], ids=["small", "large"])
+def test_tx_commit_finds_queue_declared_after_publish(speaker: Peer, is_there: bool, count: int) -> None:
+    """The default exchange routes to a name; the queue that has the name at the commit gets the message."""
+    if is_there:
+        speaker.queue()
+    speaker.call("tx.select")
+    for _ in range(count):
+        speaker.publish(payload=b"a", mandatory=True)
+    speaker.call("queue.delete", queue=speaker.q)
+    speaker.queue()
+    speaker.call("tx.commit")
+    assert speaker.call("queue.purge", queue=speaker.q)["message_count"] == count
 
 
 def test_tx_rollback_drops_publishes(speaker: Peer) -> None:

@@ -10,6 +10,7 @@ import pytest
 from deliveries import Declare, eventually, fill, numbers, rest, take
 from parties import Broker
 from peer import Peer
+from wire import properties
 
 
 def test_requeue_restores_the_order(speaker: Peer, declare_queue: Declare) -> None:
@@ -136,3 +137,56 @@ def test_channel_close_keeps_consumers_of_other_channels(speaker: Peer) -> None:
         speaker.publish(payload=b"%d" % n)
         delivered_to.append(speaker.content("basic.deliver").method["consumer_tag"])
     assert delivered_to == ["one"] * 4
+
+
+def test_returned_message_with_a_priority_alone_keeps_it(speaker: Peer) -> None:
+    """Priority is the only property: the message, read back from the log for its return, has no delivery mode."""
+    speaker.queue(exclusive=False, durable=True, arguments={"x-max-priority": 5})
+    try:
+        for n, priority in enumerate((5, 1, 5)):
+            speaker.publish(payload=b"%d" % n, props=properties(priority=priority))
+        speaker.call("basic.qos", prefetch_count=1)
+        speaker.call("basic.consume", queue=speaker.q, consumer_tag="c")
+        speaker.content("basic.deliver")
+        speaker.method("basic.nack", delivery_tag=1, requeue=True)
+        assert numbers(take(speaker, 1)) == [0]
+    finally:
+        speaker.call("queue.delete", queue=speaker.q)
+
+
+def test_full_quorum_queue_gives_returned_messages_to_consumers_first(speaker: Peer) -> None:
+    """The length limit drops only what no consumer has room for."""
+    arguments = {"x-queue-type": "quorum", "x-max-length": 1, "x-delivery-limit": 20}
+    speaker.queue(exclusive=False, durable=True, arguments=arguments)
+    try:
+        speaker.call("basic.qos", prefetch_count=4)
+        speaker.call("basic.consume", queue=speaker.q, consumer_tag="c")
+        for n in range(4):
+            speaker.publish(payload=b"%d" % n)
+            speaker.content("basic.deliver")
+        speaker.method("basic.nack", delivery_tag=0, multiple=True, requeue=True)
+        assert numbers(take(speaker, 4)) == [0, 1, 2, 3]
+        speaker.call("basic.cancel", consumer_tag="c")
+        speaker.method("basic.nack", delivery_tag=0, multiple=True, requeue=True)
+        speaker.fence()
+        assert rest(speaker) == [(3, True)]
+    finally:
+        speaker.call("queue.delete", queue=speaker.q)
+
+
+def test_full_quorum_queue_keeps_returned_messages_that_wait_for_the_output(speaker: Peer) -> None:
+    """The length limit drops nothing that the consumer's credit covers, also if the output has no room for it yet."""
+    count, body = 40, b"x" * 100_000
+    arguments = {"x-queue-type": "quorum", "x-max-length": 1, "x-delivery-limit": 20}
+    speaker.queue(exclusive=False, durable=True, arguments=arguments)
+    try:
+        speaker.call("basic.qos", prefetch_count=count)
+        speaker.call("basic.consume", queue=speaker.q, consumer_tag="c")
+        for n in range(count):
+            speaker.publish(payload=b"%d" % n + body)
+            speaker.content("basic.deliver")
+        speaker.method("basic.nack", delivery_tag=0, multiple=True, requeue=True)
+        returned = [speaker.content("basic.deliver").body for _ in range(count)]
+        assert returned == [b"%d" % n + body for n in range(count)]
+    finally:
+        speaker.call("queue.delete", queue=speaker.q)

@@ -196,6 +196,7 @@ ROWS: dict[str, Callable[[Peer], None]] = {
     "B4-unknown": refused(response="\0nosuch\0wrong"),
     "B5": after_start(lambda peer: peer.start_ok(response="\0guest\0wrong", **NO_CAPABILITY)),
     "B6": after_start(lambda peer: peer.start_ok(response="guest guest")),
+    "B6-other": after_start(lambda peer: peer.start_ok(response="other\0guest\0guest")),
     "B7": after_start(lambda peer: peer.start_ok(response=b"\0guest\0" + bytes(10_000))),
     "B8": refused(response="\0\0guest"),
     "B9": after_start(lambda peer: method("channel.open")),

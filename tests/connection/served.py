@@ -47,6 +47,7 @@ class Socket:
         self.closing = False
         self.aborted = False
         self.ended = False
+        self.unsent_bytes = 0
         self.limits: tuple[int, int] = (0, 0)
 
     def get_extra_info(self, name: str) -> object:
@@ -65,6 +66,9 @@ class Socket:
 
     def write_eof(self) -> None:
         self.ended = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent_bytes
 
     def is_closing(self) -> bool:
         return self.closing

@@ -78,6 +78,33 @@ def test_zero_disk_limit_disables_alarm(rig: AlarmRig) -> None:
     assert rig.check_with(0, 0) == []
 
 
+@pytest.mark.parametrize(
+    ("own", "file", "taken"),
+    [
+        ("0::/system.slice/amqpd.service", "system.slice/amqpd.service/memory.max", 5000),
+        ("0::/system.slice/amqpd.service", "system.slice/memory.max", 5000),
+        ("0::/", "memory.max", 5000),
+        ("3:cpu,memory:/docker/ab\n0::/", "memory/docker/ab/memory.limit_in_bytes", 5000),
+        ("3:cpu,memory:/docker/ab\n0::/", "memory/memory.limit_in_bytes", 5000),  # as a container sees it
+        ("3:cpu:/docker/ab\n0::/", "memory/docker/ab/memory.limit_in_bytes", None),
+        ("0::/amqpd", "other/memory.max", None),
+        ("0::/not-utf-8-\udcff", "memory.max", 5000),
+    ],
+)
+def test_memory_is_the_lowest_limit_of_the_cgroups_above_the_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str, file: str, taken: int | None
+) -> None:
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    (tmp_path / "own").write_bytes(os.fsencode(own + "\n"))
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text("5000\n")
+    if file != "memory.max":
+        (tmp_path / "memory.max").write_text("max\n")
+    monkeypatch.setattr(alarms, "_OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(alarms, "_CGROUPS", tmp_path)
+    assert alarms.total_memory_bytes() == (taken or machine)
+
+
 def test_real_memory_and_disk_readings(tmp_path: Path) -> None:
     """Read memory and disk of this process. The machine has more memory than the process uses."""
     assert 1 << 20 < alarms.resident_bytes() < alarms.total_memory_bytes()

@@ -51,7 +51,7 @@ class Loop:
                 break
             timer = min(due, key=lambda each: each.due)
             self.timers.remove(timer)
-            self.now = timer.due
+            self.now = max(self.now, timer.due)
             timer.function()
         self.now = end
 
@@ -153,6 +153,21 @@ def test_peer_dropped_after_two_silent_intervals() -> None:
     assert not rig.connection.aborted
     rig.pass_time(2, peer_sends=False)
     assert rig.connection.aborted
+
+
+@pytest.mark.parametrize("peer_sends", [True, False])
+def test_data_that_waited_while_the_process_was_stopped_counts(peer_sends: bool) -> None:
+    """As after SIGSTOP and SIGCONT: the loop runs its timers before it reads the sockets."""
+    rig = HeartbeatRig(10)
+    rig.pass_time(3)
+    for _ in range(3):
+        rig.loop.now += 60.0
+        rig.loop.advance(0)
+        assert not rig.connection.aborted
+        rig.connection.received = peer_sends
+        rig.loop.advance(1)
+        assert rig.connection.aborted is not peer_sends
+        rig.connection.aborted = False
 
 
 def test_peer_that_sends_is_not_dropped() -> None:

@@ -107,7 +107,7 @@ def test_tls_1_1_is_refused(broker: BrokerProcess, authority: trustme.CA) -> Non
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     assert first_reply(broker, context)[0] == "TLSv1.2"
     context.maximum_version = ssl.TLSVersion.TLSv1_1
-    with pytest.raises(ssl.SSLError, match="ALERT_PROTOCOL_VERSION|UNEXPECTED_EOF"):
+    with pytest.raises(ssl.SSLError, match="ALERT_PROTOCOL_VERSION"):
         first_reply(broker, context)
 
 
@@ -231,6 +231,7 @@ def test_tls_on_plain_port_is_refused(broker: BrokerProcess, authority: trustme.
     """Spec 4.2.2: a client that does not begin with the protocol header gets the broker's header and is closed."""
     with socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=30) as plain, pytest.raises(ssl.SSLError):
         trusting_context(authority).wrap_socket(plain, server_hostname="localhost")
+    assert broker.says("a client speaks TLS, and this port does not: b'\\x16\\x03")
 
 
 async def seconds_until_closed(port: int, first: bytes) -> float:

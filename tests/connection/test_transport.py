@@ -13,7 +13,7 @@ from served import Served, Socket
 from amqpd.connection.channel_zero import CLOSE_WAIT_S
 from amqpd.connection.close_handler import CLOSED
 from amqpd.connection.read_pause import SYNC
-from amqpd.connection.transport import LINGER_S, WRITE_HIGH_BYTES, WRITE_LOW_BYTES
+from amqpd.connection.transport import LINGER_S, STALL_S, WRITE_HIGH_BYTES, WRITE_LOW_BYTES
 from amqpd.listeners import is_loopback
 
 
@@ -48,7 +48,32 @@ def test_closed_connection_is_read_but_ignored(served: Served, monkeypatch: pyte
     served.transport.write(b"late")
     assert served.received_names() == []
     assert (served.socket.ended, served.socket.closing, served.socket.reading) == (True, False, True)
-    assert timers[1:] == [(LINGER_S, served.socket.close)]
+    ((linger_s, end),) = timers[1:]
+    assert linger_s == LINGER_S
+    end()
+    assert (served.socket.closing, served.socket.aborted, len(timers)) == (True, False, 2)
+
+
+@pytest.mark.parametrize("is_half_closed", [False, True])
+def test_closed_connection_whose_client_does_not_read_is_reset(
+    served: Served, monkeypatch: pytest.MonkeyPatch, is_half_closed: bool
+) -> None:
+    """A close waits until all output is sent, so it would wait for ever. A slow client gets its output."""
+    timers: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(served.memory_broker.loop, "call_later", lambda *timer: timers.append(timer))
+    served.socket.unsent_bytes = 1000
+    if is_half_closed:
+        served.transport.eof_received()
+    else:
+        served.transport.close()
+        ((_, end),) = timers
+        end()
+    for left in (1000, 500):  # what is left at the next check, and the one after it
+        delay_s, check, before = timers[-1]
+        assert (delay_s, before, served.socket.aborted) == (STALL_S, left, False)
+        served.socket.unsent_bytes = 500
+        check(before)
+    assert served.socket.aborted
 
 
 def test_pause_and_resume_are_idempotent(served: Served) -> None:
@@ -125,7 +150,8 @@ def test_full_socket_parks_consumers_until_writable(served: Served) -> None:
         ("127.8.9.1", True),
         ("::1", True),
         ("::ffff:127.0.0.1", True),
-        ("unix", True),
+        ("unix", False),
+        ("unknown", False),
         ("::ffff:10.0.0.1", False),
         ("10.0.0.1", False),
         ("0.0.0.0", False),
@@ -147,4 +173,16 @@ def test_connection_name() -> None:
     served.transport.connection_made(raw)
     assert served.transport.connection.name == "[::1]:40000 -> 127.0.0.1:5672"
     assert served.transport.peer_is_loopback
+    memory_broker.end()
+
+
+def test_peer_without_an_address_is_not_loopback() -> None:
+    """The client has reset the connection before it was accepted: its name is unknown, its data arrives."""
+    memory_broker = MemoryBroker()
+    served = Served(memory_broker)
+    raw: Any = Socket()
+    raw.peer = None
+    served.transport.connection_made(raw)
+    assert served.transport.connection.name == "unknown:0 -> 127.0.0.1:5672"
+    assert not served.transport.peer_is_loopback
     memory_broker.end()

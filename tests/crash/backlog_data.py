@@ -1,15 +1,17 @@
 """Write a data directory with many messages, as a killed broker leaves it. The program ends itself with SIGKILL.
 
-python backlog_data.py DIRECTORY QUEUES RECORDS [BODY_SIZE_BYTES]
+python backlog_data.py DIRECTORY QUEUES RECORDS [BODY_SIZE_BYTES [WRITTEN_QUEUES]]
 
 It declares queues `q0`, `q1` ... in vhost `/` and distributes RECORDS messages over them; none is acked. It uses
 `Storage` and the metadata store as the broker does, so the files are those of a broker, at millions of messages a
-second.
+second. With WRITTEN_QUEUES only so many queues are written. Each COPY_STEPth queue and the last one have copies of
+their files; the others have hard links to them, so a test must not use those.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -21,10 +23,12 @@ from typing import Any
 from amqpd.auth.internal_backend import initial_rows
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.metadata.store import Put, QueueRow, SqlMetadataStore
+from amqpd.storage.metadata.rows import Put, QueueRow
+from amqpd.storage.metadata.store import SqlMetadataStore
 from amqpd.storage.storage import Storage
 
 TURN = 500
+COPY_STEP = 1000
 PROPERTIES = b"\x10\x00\x02"  # delivery mode 2
 
 
@@ -69,18 +73,26 @@ def declare(data_dir: Path, storage: Storage, queue_count: int, arguments: bytes
     return stores
 
 
-def fill(data_dir: Path, queue_count: int, record_count: int, body_size: int = 100, arguments: bytes = b"") -> None:
+def fill(
+    data_dir: Path,
+    queue_count: int,
+    record_count: int,
+    body_size: int = 100,
+    written_count: int = 0,
+    arguments: bytes = b"",
+) -> None:
     """Declare the queues and append the messages evenly. arguments: of every queue, as an encoded field table."""
     loop = PostedCalls()
     storage = Storage(data_dir, post=loop.post)
-    stores = declare(data_dir, storage, queue_count, arguments, loop)
+    declared = declare(data_dir, storage, queue_count, arguments, loop)
+    stores = declared[: written_count or queue_count]
     queue_length = record_count // queue_count
     routes = [RecordRoute(b"", f"q{number}".encode()) for number in range(queue_count)]
     for first in range(0, queue_length, TURN):
         for number, store in enumerate(stores):
             for index in range(first, min(first + TURN, queue_length)):
                 store.append_parts(routes[number], PROPERTIES, body_of(number, index, body_size), True)
-            if number % 16 == 15 or number == queue_count - 1:
+            if number % 16 == 15 or number == len(stores) - 1:
                 storage.commits.end_of_turn()
                 while storage.commits.unsynced_bytes > 64 << 20:
                     loop.run(0.1)
@@ -88,6 +100,13 @@ def fill(data_dir: Path, queue_count: int, record_count: int, body_size: int = 1
     storage.commits.flush()
     while storage.commits.unsynced_bytes:
         loop.run(0.1)
+    for number in range(len(stores), queue_count):
+        store = declared[number]
+        Path(store.log.directory).mkdir()
+        source = stores[number % len(stores)].log.directory
+        put = shutil.copyfile if number % COPY_STEP == 0 or number == queue_count - 1 else os.link
+        for entry in os.scandir(source):
+            put(entry.path, f"{store.log.directory}/{entry.name}")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ from kafka.record import MemoryRecords
 from kafka_story import Unconfirmed, WorkStory
 from quickclient import Gone, Message, connect
 
-from amqpd.kafka_server.body_writer import BodyWriter
-from amqpd.kafka_server.request_reader import RequestReader
+from amqpd.kafka_server.request_reader import BodyWriter, RequestReader
 
 QUEUE: Final = "work"
 GROUP: Final = "workers"

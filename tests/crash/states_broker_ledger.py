@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Self
 
 from states_ledger import Violation
 
-from amqpd.storage.metadata.store import Row
+from amqpd.storage.metadata.rows import Row
 
 NONE: Final = 0
 ASKED: Final = 1
@@ -27,9 +27,9 @@ Rows = dict[tuple[object, ...], Row]
 class Place:
     """One copy of a message.
 
-    path: the directory whose settlements record that it left. asked_ms: since when it may have left. seen: it was
-    delivered; maybe_seen: it may have been. waits_ms: the time of its next try, as certain as `wait`. count: returns,
-    as certain as `wait`.
+    path: the directory whose settlements record that it left; nothing if only the metadata do. asked_ms: since when
+    it may have left. seen: it was delivered; maybe_seen: it may have been. waits_ms: the time of its next try, as
+    certain as `wait`. count: returns, as certain as `wait`.
     """
 
     __slots__ = ("asked_ms", "count", "left", "maybe_seen", "path", "promise", "seen", "wait", "waits_ms")

@@ -61,7 +61,7 @@ class BrokerLife(Process):
         for each in deleted:
             each.over = True
             for place in each.places.values():
-                place.left, place.asked_ms = ASKED, 0
+                place.path, place.left, place.asked_ms = "", ASKED, 0  # no settlement records it
 
         def answered(error: BaseException | None) -> None:
             _done(error)

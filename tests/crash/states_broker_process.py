@@ -39,19 +39,19 @@ from amqpd.broker.vhost.loader import load
 from amqpd.broker.vhost.recovery import reconcile
 from amqpd.broker.vhost.vhost import VhostServices
 from amqpd.broker.vhost.vhosts import VHosts
-from amqpd.storage.metadata.store import (
+from amqpd.storage.metadata.rows import (
     BindingRow,
     Change,
     Delete,
     DeleteBindings,
     ExchangeRow,
-    MetadataState,
     QueueRow,
     Row,
     SeenCacheRow,
     SeenRow,
     VhostRow,
 )
+from amqpd.storage.metadata.store import MetadataState
 from amqpd.storage.storage import Storage
 
 VHOST: Final = "/data/vhosts/v"
@@ -299,7 +299,7 @@ class Process:
             for place in sent.places.values():
                 if place.left == ASKED and place.asked_ms and place.asked_ms <= self.clock.now_ms - self.settle_ms:
                     place.left = WRITTEN
-                if place.left == WRITTEN or place.wait == WRITTEN:
+                if place.path and (place.left == WRITTEN or place.wait == WRITTEN):
                     if place.path not in settled:
                         settled[place.path] = self.disk.synced(place.path, ".settled")
                     if settled[place.path]:

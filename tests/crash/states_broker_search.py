@@ -16,7 +16,7 @@ from states_broker_life import VHOST, BrokerLife
 from states_disk import Disk, Image
 from states_search import Search
 
-from amqpd.storage.metadata.store import BindingRow
+from amqpd.storage.metadata.rows import BindingRow
 
 SHARE: Final = 12
 COLLECTED_EVERY: Final = 250  # looks: a broker leaves many reference cycles

@@ -32,6 +32,7 @@ class BrokerWorkload:
         self.segment_size_bytes = segment_size_bytes
         self.ends = ends
         self.paced = paced
+        self.journal_size_bytes = 0
 
 
 def plain(life: BrokerLife, rng: random.Random, queue: str) -> None:

@@ -52,7 +52,12 @@ class File:
             return self._forms
         found: dict[bytes, None] = dict.fromkeys(versions)
         for before, after in pairwise(versions):
-            if len(after) > len(before):
+            if len(after) == len(before):  # written over, in part
+                changed = [cut for cut in range(0, len(after), SECTOR) if after[cut:][:SECTOR] != before[cut:][:SECTOR]]
+                for cut in changed[1 : SECTORS_MAX + 1]:
+                    found[after[:cut] + before[cut:]] = None
+                    found[before[:cut] + after[cut:]] = None
+            elif len(after) > len(before):
                 for cut in _sectors(len(before), len(after)):
                     found[after[:cut]] = None
         first, last = versions[0], versions[-1]
@@ -270,6 +275,14 @@ class Disk(FileSystem):
         """See FileSystem."""
         return self.write(fd, b"".join(parts))
 
+    def pwrite(self, fd: int, data: bytes, position: int) -> int:
+        """See FileSystem."""
+        versions = self._open[fd][0].versions
+        before = versions[-1].ljust(position, b"\x00")
+        versions.append(before[:position] + data + before[position + len(data) :])
+        self.changed()
+        return len(data)
+
     def pread(self, fd: int, size: int, position: int) -> bytes:
         """See FileSystem."""
         return self._open[fd][0].versions[-1][position : position + size]
@@ -372,8 +385,16 @@ class Disk(FileSystem):
             self.changed()
         return _Mapping(self, file)
 
+    def free_bytes(self, path: str) -> int:
+        """See FileSystem. The disk is never full."""
+        return 1 << 40
+
     def lock(self, fd: int) -> None:
         """See FileSystem."""
+
+    def is_open_at(self, fd: int, path: str) -> bool:
+        """See FileSystem."""
+        return True
 
     def read_file(self, path: str) -> bytes:
         """See FileSystem."""

@@ -26,6 +26,7 @@ from amqpd.kafka_server import fetch, group_offsets, produce, transaction_reques
 from amqpd.kafka_server.coordinator import GroupCoordinator
 from amqpd.kafka_server.fetch import WaitingFetches
 from amqpd.kafka_server.messages import RequestHeader
+from amqpd.kafka_server.pace import Pace, run_all
 from amqpd.kafka_server.quotas import ClientQuotas
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.retention import trim
@@ -59,6 +60,15 @@ class WalkConnection:
 
     def hold(self, _held: bool) -> None:
         """Do nothing: no request waits for another one."""
+
+    def fail(self, error: Exception) -> None:
+        raise error
+
+    def begin_work(self) -> None:
+        """Do nothing: no request waits for another one."""
+
+    def end_work(self) -> None:
+        """Do nothing."""
 
     def close(self, why: str) -> None:
         raise Violation(f"a connection is closed: {why or 'a bug'}")
@@ -104,11 +114,14 @@ class KafkaLife(BrokerLife):
             message_size_max_bytes=1 << 20,
         )
         self.broker = broker
-        self.coordinator = GroupCoordinator(broker)
-        self.fetches = WaitingFetches(broker)
+        pace = Pace(self.turn, self.soon)
+        self.coordinator = GroupCoordinator(broker, pace)
+        self.fetches = WaitingFetches(broker, pace)
         self._prepare()
         quotas = ClientQuotas(UserLimits(broker), self.timers)
-        server = SimpleNamespace(broker=broker, coordinator=self.coordinator, fetches=self.fetches, quotas=quotas)
+        server = SimpleNamespace(
+            broker=broker, coordinator=self.coordinator, fetches=self.fetches, quotas=quotas, pace=pace
+        )
         self.connection = WalkConnection(server)
         self.coordinator.start()
         self.turns()
@@ -128,7 +141,9 @@ class KafkaLife(BrokerLife):
 
     def _ask(self, key: int, request: Any, frame: bytes, then: Callable[[Any], None]) -> None:
         call: Any = WalkCall(self, key, request, frame, then)
-        HANDLERS[key](call)
+        steps = HANDLERS[key](call)
+        if steps is not None:
+            run_all(steps)
 
     # -- topics
 

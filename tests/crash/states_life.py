@@ -30,6 +30,7 @@ from amqpd.storage.retention_policy import RetentionPolicy
 from amqpd.storage.storage import Storage
 
 ROUTE: Final = RecordRoute(b"orders", KEY)
+JOURNAL_FROM: Final = 2  # logs in a commit
 NEVER: Final = 1 << 60  # never safe in this life
 PROPERTIES: Final = b"\x10\x00\x02"
 QUEUES: Final = "/data/vhosts/v/queues"
@@ -51,6 +52,7 @@ class Life:
         prefix: bytes = b"",
         paced: bool = False,
         open_file_count_max: int | None = None,
+        journal_size_bytes: int = 0,
     ) -> None:
         self.disk = disk
         self.ledger = ledger
@@ -72,6 +74,8 @@ class Life:
             boot_id=f"{boot:032x}",
             open_file_count_max=open_file_count_max,
             inline=True,
+            journal_size_bytes=journal_size_bytes,
+            journal_from=JOURNAL_FROM,
         )
         self.storage.commits.on_commit = self._committed
         self.stores: dict[str, LocalLog] = {}

@@ -15,7 +15,8 @@ from states_life import Life, body_of
 from amqpd.broker.vhost.consumer_offsets import WRITE_S, ConsumerOffsets
 from amqpd.broker.vhost.pending import Done
 from amqpd.storage.log.batch import GZIP, LZ4, SNAPPY, ZSTD
-from amqpd.storage.metadata.store import Change, Put, StoredOffsetRow, WriteFailed
+from amqpd.storage.metadata.rows import Change, Put, StoredOffsetRow
+from amqpd.storage.metadata.store import WriteFailed
 from amqpd.storage.queue_log import Cursor, ReadResult
 from amqpd.storage.retention_policy import RetentionPolicy
 

@@ -70,6 +70,7 @@ class Search:
         self._judged: set[tuple[int, int, str]] = set()  # judged with the last version of the ledger
         self._segment_size_bytes = 0
         self._paced = False
+        self._more: dict[str, int] = {}
         self._looks = 0
 
     def run(self, workload: Workload) -> None:
@@ -86,6 +87,7 @@ class Search:
     def _run(self, workload: Workload) -> None:
         self._segment_size_bytes = workload.segment_size_bytes
         self._paced = workload.paced
+        self._more = {"journal_size_bytes": workload.journal_size_bytes} if workload.journal_size_bytes else {}
         self._outcomes.clear()
         ledger = self._new_ledger()
         disk = self._new_disk()
@@ -140,7 +142,8 @@ class Search:
         paced = self._paced or self.rng.random() < 0.5
         files = 2 if self.rng.random() < 0.25 else None  # logs are closed before their sync
         size = self._segment_size_bytes
-        return self._life_of(disk, ledger, boot, segment_size_bytes=size, paced=paced, open_file_count_max=files)
+        more: dict[str, Any] = {"segment_size_bytes": size, "paced": paced, "open_file_count_max": files}
+        return self._life_of(disk, ledger, boot, **more, **self._more)
 
     def _again(self, disk: Disk, ledger: Ledger, *, safe: bool) -> Life:
         """Start the next life after the workload stopped or killed one."""

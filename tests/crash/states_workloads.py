@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from states_journal import JOURNAL_BYTES, compacted, journaled
 from states_life import Life
 from states_readers import CODECS, streams
 from states_workloads_paced import (
@@ -25,7 +26,7 @@ class Workload:
     """A script that runs once for each life.
 
     name: for reports. ends: how each life with a successor ends, "stop" or "kill". paced: all lives are paced;
-    otherwise half of them, at random.
+    otherwise half of them, at random. journal_size_bytes: of the journal, which commits of two logs use; 0: none.
     """
 
     def __init__(
@@ -36,12 +37,14 @@ class Workload:
         ends: tuple[str, ...] = (),
         *,
         paced: bool = False,
+        journal_size_bytes: int = 0,
     ) -> None:
         self.name = name
         self.script = script
         self.segment_size_bytes = segment_size_bytes
         self.ends = ends
         self.paced = paced
+        self.journal_size_bytes = journal_size_bytes
 
 
 def append_and_confirm(life: Life, rng: random.Random) -> Iterator[None]:
@@ -450,4 +453,7 @@ WORKLOADS: Final = (
     Workload("bursts between commits", bursts_with_commits, 60_000, ends=("kill",), paced=True),
     Workload("many paced queues", many_paced, ends=("kill",), paced=True),
     Workload("letters and purges, paced", letters_and_purges, paced=True),
+    Workload("commits in the journal", journaled, 60_000, ends=("kill", "stop"), journal_size_bytes=JOURNAL_BYTES),
+    Workload("segments and the journal", journaled, 1500, ends=("kill",), journal_size_bytes=JOURNAL_BYTES),
+    Workload("compaction and the journal", compacted, ends=("kill",), journal_size_bytes=JOURNAL_BYTES),
 )

@@ -49,6 +49,8 @@ async def test_wall_clock_jumps_change_neither_ttl_nor_heartbeat_nor_log(tmp_pat
             link.publish("", "short", b"\x11\x00\x02\x042000", b"short")
             publisher.queue_of[len(publisher.queue_of) + 1] = "short"
             clock.jump(jump_s)
+            (node,) = await asyncio.to_thread(broker.api, "GET", "/api/nodes")
+            assert 0 <= node["uptime"] < 3600 * 1000
             ready = 1
             while ready:
                 for _ in range(5):

@@ -23,6 +23,7 @@ import pytest
 from faults_disk import skip_or_fail
 from quickclient import connect
 
+from amqpd.storage.journal import BLOCK_SIZE, MAGIC
 from amqpd.testing import BrokerProcess
 
 CALLS: Final = "write,writev,pwrite64,pwritev,pwritev2,sendto,sendmsg,sendmmsg,fdatasync,fsync,syncfs,sync_file_range"
@@ -80,6 +81,7 @@ def test_trace_parser_joins_unfinished_and_resumed_calls() -> None:
 def unsafe_confirms(trace: str, count: int) -> tuple[list[str], int]:
     """Return the violations and the last confirmed tag, for messages 1 to `count` with bodies `message-<number>;`."""
     written: dict[int, tuple[int, str]] = {}
+    journaled: dict[int, int] = {}
     synced: dict[int, int] = {}
     wrong = []
     acked = 0
@@ -88,6 +90,13 @@ def unsafe_confirms(trace: str, count: int) -> tuple[list[str], int]:
         if call.target.endswith(".log") and "write" in call.name:
             for number in re.findall(rb"message-(\d+);", call.data):
                 written[int(number)] = (call.end, call.target)
+        elif call.target.endswith("/journal") and "write" in call.name:
+            for number in re.findall(rb"message-(\d+);", call.data):
+                journaled[int(number)] = call.end
+        elif call.target.endswith("/journal") and call.name == "fdatasync" and call.ok:
+            for number, end in journaled.items():
+                if end < call.begin:
+                    synced.setdefault(number, call.end)
         elif call.name in ("fdatasync", "fsync", "syncfs") and call.ok:
             if call.name == "fsync":
                 directories.add(call.target)
@@ -119,6 +128,11 @@ def test_judge_finds_confirm_before_sync() -> None:
     assert unsafe_confirms(write + sync + ack, 1) == ([], 1)
     assert "not synced" in unsafe_confirms(write + ack + sync, 1)[0][0]
     assert "never written" in unsafe_confirms(sync + ack, 1)[0][0]
+    frame = '6 pwrite64(9</d/journal>, "message-1;", 10, 4096) = 10\n'
+    journal_sync = "6 fdatasync(9</d/journal>) = 0\n"
+    directory = "6 fsync(8</d/q>) = 0\n"
+    assert unsafe_confirms(write + directory + frame + journal_sync + ack, 1) == ([], 1)
+    assert "not synced" in unsafe_confirms(write + directory + journal_sync + frame + ack, 1)[0][0]
     assert "directory" in unsafe_confirms(write + sync.splitlines()[0] + "\n" + ack, 1)[0][0]
     assert "not synced" in unsafe_confirms(write + sync.replace("= 0", "= -1 EIO (Input/output error)") + ack, 1)[0][0]
 
@@ -129,15 +143,21 @@ def attach(strace: str, trace: Path, pid: int, *, slow: bool) -> subprocess.Pope
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
+def is_used(journal: Path) -> bool:
+    """Return whether the journal has a frame. The first commit to many logs creates it, in the background."""
+    return journal.exists() and MAGIC in journal.read_bytes()[BLOCK_SIZE:-BLOCK_SIZE]
+
+
 @pytest.mark.parametrize(
-    ("queues", "pairs"),
+    ("queues", "pairs", "journal"),
     [
-        pytest.param(1, 0, id="fdatasync"),
-        pytest.param(20, 0, id="syncfs", marks=pytest.mark.slow),
-        pytest.param(1, 300, id="pairs", marks=pytest.mark.slow),
+        pytest.param(1, 0, False, id="fdatasync"),
+        pytest.param(20, 0, False, id="syncfs", marks=pytest.mark.slow),
+        pytest.param(1, 300, False, id="pairs", marks=pytest.mark.slow),
+        pytest.param(20, 0, True, id="journal", marks=pytest.mark.slow),
     ],
 )
-async def test_no_confirm_is_sent_before_log_sync(tmp_path: Path, queues: int, pairs: int) -> None:
+async def test_no_confirm_is_sent_before_log_sync(tmp_path: Path, queues: int, pairs: int, journal: bool) -> None:
     """Publish one by one, then many at once, to one log, and to so many logs that they are synced together.
 
     pairs: the number of pairs that follow. The second message of a pair is published some milliseconds after the first,
@@ -148,7 +168,8 @@ async def test_no_confirm_is_sent_before_log_sync(tmp_path: Path, queues: int, p
     if strace is None:
         skip_or_fail("confirm after sync", "strace not installed")
         return
-    broker = BrokerProcess(tmp_path / "data", settings={"storage.segment_size_bytes": 1 << 16})
+    settings = {"storage.segment_size_bytes": 1 << 16, "storage.journal": journal}
+    broker = BrokerProcess(tmp_path / "data", settings=settings)
     trace = tmp_path / "trace"
     tracer: subprocess.Popen[str] | None = None
     count = 400
@@ -174,9 +195,15 @@ async def test_no_confirm_is_sent_before_log_sync(tmp_path: Path, queues: int, p
             confirm_arrived.set()
 
         link.on_confirm = confirm
-        for number in range(1, count + 1):
+        deadline_s = time.monotonic() + PATIENCE_S
+        number = 0
+        while number < count:
+            number += 1
             body = b"message-%d;" % number + b"." * (number % 300)
             link.publish("", f"q{number % queues}", DURABLE, body)
+            if number == count and journal and not is_used(broker.data_dir / "journal"):
+                assert time.monotonic() < deadline_s, "no commit uses the journal"
+                count += 100
             if number <= 50 or number % 25 == 0:
                 while confirmed < number:
                     confirm_arrived.clear()
@@ -210,7 +237,9 @@ async def test_no_confirm_is_sent_before_log_sync(tmp_path: Path, queues: int, p
     assert not wrong, "\n".join(wrong[:10])
     assert not late, f"no confirm within {PATIENCE_S} s of {late}"
     assert acked == count, f"the trace shows confirms up to {acked}"
-    if queues > 1:
+    if journal:
+        assert re.search(r"fdatasync\(\d+<[^>]*/journal>", text), "no commit used the journal"
+    elif queues > 1:
         assert "syncfs(" in text, "many logs but no syncfs: the test missed its case"
     syncs = len(re.findall(r"(?:fdatasync|syncfs)\(", text))
     print(f"\n{count} messages over {queues} queues: {syncs} syncs, at {time.strftime('%H:%M')}")

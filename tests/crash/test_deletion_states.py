@@ -17,7 +17,8 @@ from states_disk import Disk, Image
 from amqpd.broker.vhost.deletion import DeletionQueue
 from amqpd.broker.vhost.recovery import reconcile
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.metadata.store import Change, Delete, MetadataState, Put, QueueRow, Row, VhostRow
+from amqpd.storage.metadata.rows import Change, Delete, Put, QueueRow, Row, VhostRow
+from amqpd.storage.metadata.store import MetadataState
 from amqpd.storage.storage import Storage
 
 VHOST = VhostRow("shop", "a" * 32)

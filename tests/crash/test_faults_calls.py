@@ -26,6 +26,7 @@ from numbered import Publisher
 from quickclient import Gone, connect
 from simulated_filesystem import SimulatedClock, SimulatedFileSystem
 
+from amqpd.storage.journal import BLOCK_SIZE
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.queue_log import LogFailed
@@ -42,15 +43,26 @@ class HalfWrites(SimulatedFileSystem):
     def write(self, fd: int, data: bytes) -> int:
         return super().write(fd, data[: (len(data) + 1) // 2])
 
+    def pwrite(self, fd: int, data: bytes, position: int) -> int:
+        return super().pwrite(fd, data[: (len(data) + 1) // 2], position)
+
 
 class Script:
     """Two queues with appends, acks, segment rolls and a transaction.
 
     fault: returns the error of each call, given its number and name, or None. turns: the length; 12 turns are about 320
-    calls.
+    calls. journal: commits of both queues use a journal.
     """
 
-    def __init__(self, fault: Callable[[int, str], OSError | None], turns: int = 12, *, half: bool = False) -> None:
+    def __init__(
+        self,
+        fault: Callable[[int, str], OSError | None],
+        turns: int = 12,
+        *,
+        half: bool = False,
+        journal: bool = False,
+    ) -> None:
+        self.journal = journal
         self.turns = turns
         kind = HalfWrites if half else SimulatedFileSystem
         self.filesystem = kind(fault=self._count)
@@ -105,9 +117,11 @@ class Script:
             post=lambda function, *arguments: self._posted.append((function, arguments)),
             clock=SimulatedClock(),
             filesystem=filesystem,
-            segment_size_bytes=1500,
+            segment_size_bytes=6000 if self.journal else 1500,  # a commit with a new segment does not use the journal
             boot_id=f"{boot:032x}",
             inline=True,
+            journal_size_bytes=10 * BLOCK_SIZE if self.journal else 0,
+            journal_from=2,
         )
 
     def _append(self, name: str, store: LocalLog, turn: int) -> None:
@@ -191,6 +205,15 @@ def test_failure_of_sampled_calls_loses_no_confirmed_message(number: int, again:
     sweep(number, again, 10)
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize("again", [False, True], ids=["once", "from-then-on"])
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.ci_long)], ids=["sampled", "each"])
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.timeout(900)
+def test_failure_of_calls_with_a_journal_loses_no_confirmed_message(number: int, again: bool, step: int) -> None:
+    sweep(number, again, step, journal=True)
+
+
 @pytest.mark.ci_long
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 @pytest.mark.parametrize("again", [False, True], ids=["once", "from-then-on"])
@@ -220,21 +243,22 @@ def test_failure_of_each_call_of_long_script_loses_no_confirmed_message(number: 
     assert sweep(number, again, int(os.environ.get("TEST_CRASH_STEP", "1")), turns=90) >= 2000
 
 
-def sweep(number: int, again: bool, step: int, turns: int = 12) -> int:
+def sweep(number: int, again: bool, step: int, turns: int = 12, *, journal: bool = False) -> int:
     """Fail every `step`-th call. Return the number of calls of the script."""
-    fault_free = Script(lambda count, name: None, turns)
+    fault_free = Script(lambda count, name: None, turns, journal=journal)
     fault_free.run()
     assert not fault_free.failed and len(fault_free.confirmed["q"]) == 2 * turns + 2 * (turns > 7)
+    assert fault_free.storage.journal.frame_count > (3 if journal else -1)
     failures = confirmed = 0
     chosen = range(1 + number % step, fault_free.count + 1, step)
     for bad in chosen:
 
         def fault(count: int, name: str, bad: int = bad) -> OSError | None:
-            if count == bad or (again and count > bad and name in {"write", "fdatasync"}):
+            if count == bad or (again and count > bad and name in {"write", "pwrite", "fdatasync"}):
                 return OSError(number, os.strerror(number))
             return None
 
-        script = Script(fault, turns)
+        script = Script(fault, turns, journal=journal)
         where = f"call {bad} of {fault_free.count}"
         try:
             script.run()

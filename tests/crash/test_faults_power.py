@@ -21,14 +21,20 @@ from loadrun import PUBLISHERS, QUEUES, Crowd, drain, end_broker, prepare, until
 from amqpd.testing import BrokerProcess
 
 
-async def power_cuts(tmp_path: Path, cuts: int, seed: int) -> None:
+async def power_cuts(tmp_path: Path, cuts: int, seed: int, *, journal: bool = False) -> None:
     reason = await asyncio.to_thread(LoopDisk.why_not)
     skip_or_fail("power cut", reason)
     rng = random.Random(seed)
     ledger = Ledger(QUEUES, PUBLISHERS, power=True)
-    disk = LoopDisk(tmp_path, 512 << 20)
+    disk = LoopDisk(tmp_path, 1 << 30 if journal else 512 << 20)  # a journal is created with 512 MiB free only
     data_dir = disk.path / "data"
-    settings = {"storage.segment_size_bytes": 1 << 20, "log.level": "warning", "limits.disk_free_bytes": 1 << 20}
+    settings = {
+        "storage.segment_size_bytes": 1 << 20,
+        "storage.journal": journal,
+        "log.level": "warning",
+        "limits.disk_free_bytes": 1 << 20,
+    }
+    restored = 0  # starts that restored something from the journal
     broker = BrokerProcess(data_dir, settings=settings)
     cut_count = 0
     try:
@@ -56,6 +62,7 @@ async def power_cuts(tmp_path: Path, cuts: int, seed: int) -> None:
             await asyncio.to_thread(disk.mount)
             (data_dir / "boot-id").write_text(f"{cut:032x}\n")
             cut_count += 1
+            restored += "were restored from" in broker.stderr
             if cut % 10 == 9:
                 await asyncio.to_thread(broker.start)
                 await drain(broker.amqp_port, ledger)
@@ -65,18 +72,31 @@ async def power_cuts(tmp_path: Path, cuts: int, seed: int) -> None:
         assert "Traceback" not in broker.stderr, broker.stderr
         for item in broker.api("GET", "/api/queues") or ():  # type: ignore[attr-defined]
             assert not item["degraded"], f"degraded after a power cut: {item['name']} {item['lost_offsets']}"
+        restored += "were restored from" in broker.stderr
+        assert (data_dir / "journal").exists() == journal
     finally:
         await asyncio.to_thread(broker.kill)
         await asyncio.to_thread(disk.unmount)
     # After a power cut all remaining messages are marked as redelivered, since deliveries are not synced.
     ledger.judge(1 << 60)
     assert ledger.confirmed_count > 20 * cuts, f"too little load: {ledger.totals()}"
-    print(f"\n{cut_count} power cuts, seed {seed}: {ledger.totals()}")
+    print(f"\n{cut_count} power cuts, seed {seed}: {ledger.totals()}, {restored} starts restored data from a journal")
 
 
 @pytest.mark.slow
 async def test_two_power_cuts_lose_no_confirmed_message(tmp_path: Path) -> None:
     await power_cuts(tmp_path, 2, seed=1)
+
+
+@pytest.mark.slow
+async def test_two_power_cuts_with_a_journal_lose_no_confirmed_message(tmp_path: Path) -> None:
+    await power_cuts(tmp_path, 2, seed=2, journal=True)
+
+
+@pytest.mark.ci_long
+@pytest.mark.timeout(1700)
+async def test_twelve_power_cuts_with_a_journal_lose_no_confirmed_message(tmp_path: Path) -> None:
+    await power_cuts(tmp_path, 12, seed=12, journal=True)
 
 
 @pytest.mark.ci_long

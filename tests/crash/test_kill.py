@@ -31,11 +31,15 @@ from amqpd.testing import BrokerProcess
 SEGMENT_SIZE_BYTES = 1 << 20
 
 
-async def kill_cycles(data_dir: Path, cycles: int, seed: int) -> Ledger:
+async def kill_cycles(data_dir: Path, cycles: int, seed: int, *, journal: bool = False) -> Ledger:
     """Load, kill and restart `cycles` times, every fifth time before the load is back. Then drain and judge."""
     rng = random.Random(seed)
     ledger = Ledger(QUEUES, PUBLISHERS)
-    settings = {"storage.segment_size_bytes": SEGMENT_SIZE_BYTES, "log.level": "warning"}
+    settings = {
+        "storage.segment_size_bytes": SEGMENT_SIZE_BYTES,
+        "storage.journal": journal,
+        "log.level": "warning",
+    }
     broker = BrokerProcess(data_dir, settings=settings)
     starts = []
     try:
@@ -67,6 +71,7 @@ async def kill_cycles(data_dir: Path, cycles: int, seed: int) -> Ledger:
         held_bytes = await space_comes_back(data_dir, len(QUEUES) * 3 * SEGMENT_SIZE_BYTES)
         assert "Traceback" not in broker.stderr, broker.stderr
         assert broker.ready is not None
+        assert (data_dir / "journal").exists() == journal
         start = f"{held_bytes} bytes held; slowest start {max(starts):.2f} s"
         print(f"\n{broker.ready.build}, seed {seed}: {ledger.totals()}; {start}")
     finally:
@@ -80,6 +85,11 @@ async def kill_cycles(data_dir: Path, cycles: int, seed: int) -> Ledger:
 @pytest.mark.slow
 async def test_five_kills_under_load_lose_no_confirmed_message(tmp_path: Path) -> None:
     await kill_cycles(tmp_path / "data", 5, seed=1)
+
+
+@pytest.mark.slow
+async def test_three_kills_with_a_journal_lose_no_confirmed_message(tmp_path: Path) -> None:
+    await kill_cycles(tmp_path / "data", 3, seed=3, journal=True)
 
 
 @pytest.mark.ci_long

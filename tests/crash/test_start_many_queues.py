@@ -1,7 +1,7 @@
 """A start after a kill with many messages in many queues: time until the broker accepts messages, and memory.
 
-Run with `pytest -m on_demand -s` for 10 million messages; the short form has 200 queues. Memory is RssAnon: memory of
-the process without the file pages that it shares with the page cache.
+Run with `pytest -m on_demand -s` for 10 million messages, and for 100 million in 100,000 queues; the short form has 200
+queues. Memory is RssAnon: memory of the process without the file pages that it shares with the page cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
-from backlog_data import body_of
+from backlog_data import COPY_STEP, body_of
 from quickclient import connect
 
 from amqpd.testing import BrokerProcess
@@ -28,7 +28,7 @@ PERSISTENT: Final = b"\x10\x00\x02"
 
 
 class Figures(NamedTuple):
-    """Seconds since the start of the process, and megabytes."""
+    """Seconds since the start of the process, CPU seconds, and megabytes."""
 
     accepting_s: float
     confirmed_s: float
@@ -37,6 +37,7 @@ class Figures(NamedTuple):
     stall_s: float
     accepting_mb: float
     opened_mb: float
+    accepting_cpu_s: float
 
 
 def rss_anon_mb(pid: int) -> float:
@@ -72,8 +73,8 @@ async def longest_wait(port: int, stop: asyncio.Event) -> float:
     return longest
 
 
-async def start_and_measure(data_dir: Path, queue_count: int, record_count: int) -> Figures:
-    """Start a broker on the directory, publish, get, and open every queue."""
+async def start_and_measure(data_dir: Path, queue_count: int, record_count: int, step: int = 1) -> Figures:
+    """Start a broker on the directory, publish to the last queue, get from the first, and open each `step`th queue."""
     broker = BrokerProcess(data_dir, settings={"log.level": "warning"})
     queue_length = record_count // queue_count
     try:
@@ -95,39 +96,41 @@ async def start_and_measure(data_dir: Path, queue_count: int, record_count: int)
         assert first.body == body_of(0, 0, BODY_SIZE)
         assert not first.redelivered, "a message that was never delivered is marked as redelivered"
         stop = asyncio.Event()
+        opened = range(0, queue_count, step)
         other = asyncio.create_task(longest_wait(broker.amqp_port, stop))
-        counts = [(await link.declare_queue(f"q{number}", passive=True))[1] for number in range(queue_count)]
+        counts = [(await link.declare_queue(f"q{number}", passive=True))[1] for number in opened]
         opened_s = time.monotonic() - start_s
         stop.set()
         stall_s = await other
         opened_cpu_s = cpu_s(broker.pid)
         counts[0] += 1
-        counts[-1] -= 1
-        assert counts == [queue_length] * queue_count
+        counts[-1] -= opened[-1] == queue_count - 1
+        assert counts == [queue_length] * len(opened)
         opened_mb = rss_anon_mb(broker.pid)
         link.close()
         await link.gone.wait()
         assert "Traceback" not in broker.stderr, broker.stderr
         assert broker.ready is not None
-        figures = Figures(accepting_s, confirmed_s, got_s, opened_s, stall_s, accepting_mb, opened_mb)
+        figures = Figures(accepting_s, confirmed_s, got_s, opened_s, stall_s, accepting_mb, opened_mb, accepting_cpu_s)
         print(
             f"\n{broker.ready.build}, {queue_count} queues with {queue_length} x {BODY_SIZE} B each, after a kill: "
             f"accepting {accepting_s:.2f} s after the start, first confirm {confirmed_s:.2f}, first get {got_s:.2f}, "
-            f"all queues opened {opened_s:.2f} ({accepting_cpu_s:.2f} and {opened_cpu_s:.2f} s of CPU), "
+            f"{len(opened)} queues opened {opened_s:.2f} ({accepting_cpu_s:.2f} and {opened_cpu_s:.2f} s of CPU), "
             f"another client waited {stall_s * 1000:.0f} ms at most; "
-            f"RssAnon {accepting_mb:.0f} MB when accepting, {opened_mb:.0f} with all queues open"
+            f"RssAnon {accepting_mb:.0f} MB when accepting, {opened_mb:.0f} with these queues open"
         )
     finally:
         await asyncio.to_thread(broker.kill)
     return figures
 
 
-def judge(figures: Figures, times: float = 10.0) -> None:
+def judge(figures: Figures, times: float = 10.0, memory_max_mb: float = RSS_ANON_MAX_MB) -> None:
     """Check the promised limits. times: a factor for machines that run other work."""
     assert figures.accepting_s <= times * ACCEPTING_MAX_S
     assert figures.confirmed_s <= times * ACCEPTING_MAX_S
     assert figures.got_s <= times * ACCEPTING_MAX_S
-    assert max(figures.accepting_mb, figures.opened_mb) <= RSS_ANON_MAX_MB
+    assert figures.accepting_cpu_s <= ACCEPTING_MAX_S
+    assert max(figures.accepting_mb, figures.opened_mb) <= memory_max_mb
 
 
 @pytest.mark.slow
@@ -141,3 +144,12 @@ async def test_start_with_200_queues_is_fast_and_small(tmp_path: Path) -> None:
 async def test_start_with_ten_million_messages_is_fast_and_small(tmp_path: Path, queue_count: int) -> None:
     await asyncio.to_thread(create_backlog, tmp_path / "data", queue_count, 10_000_000)
     judge(await start_and_measure(tmp_path / "data", queue_count, 10_000_000), 1.0)
+
+
+@pytest.mark.on_demand
+async def test_start_with_100_000_queues_and_100_million_messages_is_fast_and_small(tmp_path: Path) -> None:
+    """Four queues are written; the others link to their files, which takes 0.4 GB instead of 13."""
+    queue_count, record_count = 100_000, 100_000_000
+    await asyncio.to_thread(create_backlog, tmp_path / "data", queue_count, record_count, "4")
+    figures = await start_and_measure(tmp_path / "data", queue_count, record_count, COPY_STEP)
+    judge(figures, 1.0, memory_max_mb=500)

@@ -25,6 +25,7 @@ from states_workloads import WORKLOADS
 
 from amqpd.storage.acks.ack_set import DELIVERED, ENTRY_SIZE, SETTLED, encode_entry
 from amqpd.storage.directory_removal import DirectoryRemover
+from amqpd.storage.fsync_thread import FsyncThread
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -141,9 +142,9 @@ def test_search_finds_missing_sync(monkeypatch: pytest.MonkeyPatch, broken: str)
         search(1, 2_000, set(), draws=2, lived_in=0.0)
 
 
-def walk(name: str) -> None:
+def walk(name: str, seeds: int = 3) -> None:
     (workload,) = [each for each in WORKLOADS if each.name == name]
-    for seed in range(3):
+    for seed in range(seeds):
         Search(seed, set(), share=0.03, draws=1, lived_in=0.0).run(workload)
 
 
@@ -279,3 +280,27 @@ def test_search_finds_unsynced_queue_json(monkeypatch: pytest.MonkeyPatch) -> No
     )
     with pytest.raises(AssertionError, match="is not there, with message"):
         walk("append and confirm")
+
+
+JOURNAL_DEFECTS = {
+    "frames are not synced": ("commits in the journal", "frames"),
+    "a compacted segment does not empty the journal": ("compaction and the journal", "compaction"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("defect", JOURNAL_DEFECTS)
+def test_search_finds_defects_of_the_journal(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
+    workload, kind = JOURNAL_DEFECTS[defect]
+    if kind == "frames":
+        fdatasync = Disk.fdatasync
+
+        def sync_others(disk: Disk, fd: int) -> None:
+            if "journal" not in disk.path_of(fd):
+                fdatasync(disk, fd)
+
+        monkeypatch.setattr(Disk, "fdatasync", sync_others)
+    else:
+        monkeypatch.setattr(FsyncThread, "empty_journal", lambda thread: None)
+    with pytest.raises(AssertionError, match="is lost|count as lost|never published|comes after"):
+        walk(workload, seeds=20)

@@ -23,7 +23,7 @@ from amqpd.channel.tx_commit import reply_when_safe
 from amqpd.storage.acks.ack_set import DELIVERED, ENTRY_SIZE, RETURNED, SETTLED
 from amqpd.storage.acks.replay import AckedReplay
 from amqpd.storage.directory_removal import DirectoryRemover
-from amqpd.storage.metadata.store import Change
+from amqpd.storage.metadata.rows import Change
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -67,6 +67,7 @@ LEFT_OUT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", LEFT_OUT)
 def test_walk_finds_missing_entries(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
     workload, kind, directory, words = LEFT_OUT[defect]
@@ -75,6 +76,7 @@ def test_walk_finds_missing_entries(monkeypatch: pytest.MonkeyPatch, defect: str
         walk(workload, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["delayed messages", "delayed, and the exchange goes"])
 def test_walk_finds_delay_directory_that_is_not_removed(monkeypatch: pytest.MonkeyPatch, workload: str) -> None:
     """The directory of an emptied bucket or of a deleted exchange."""
@@ -168,6 +170,7 @@ class CommitWithEarlyAcks:
         reply_when_safe(self.channel, logs, [])
 
 
+@pytest.mark.slow
 def test_walk_finds_commit_that_acks_before_its_publishes_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handlers, "TransactionCommit", CommitWithEarlyAcks)
     with pytest.raises(AssertionError, match="was acked by transaction"):

@@ -9,7 +9,7 @@ from states_search import Search
 from states_workloads import WORKLOADS
 
 from amqpd.broker.vhost.consumer_offsets import ConsumerOffsets
-from amqpd.storage.metadata.store import StoredOffsetRow
+from amqpd.storage.metadata.rows import StoredOffsetRow
 from amqpd.storage.queue_log import Cursor, ReadResult
 from amqpd.storage.retention import trim
 

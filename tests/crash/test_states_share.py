@@ -61,8 +61,8 @@ def test_answer_without_a_write_promises_no_delivery_counts() -> None:
 def answer_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     append = CommittedOffsets.append
 
-    def at_once(offsets: CommittedOffsets, records: Any, done: Callable[[bool], None]) -> None:
-        append(offsets, records, lambda _safe: None)
+    def at_once(offsets: CommittedOffsets, count: int, records: Any, done: Callable[[bool], None]) -> None:
+        append(offsets, count, records, lambda _safe: None)
         done(True)
 
     monkeypatch.setattr(CommittedOffsets, "append", at_once)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -385,3 +386,78 @@ def kill_steps(monkeypatch: pytest.MonkeyPatch) -> KillSteps:
     steps.wrap(os, "fsync")
     steps.wrap(Path, "replace", "mkdir")
     return steps
+
+
+class PauseSteps:
+    """Functions that count as steps of a shared export. At one of them its process is paused, as by SIGSTOP.
+
+    It shows no life then, and other processes work.
+
+    Attributes:
+        count: Pauses so far.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from amqpd.storage.export.shared_checkpoint import LifeThread
+
+        self.count = 0
+        self._monkeypatch = monkeypatch
+        self._left = 0
+        self._after = False
+        self._is_paused = False
+        self._thread = threading.current_thread()
+        self._threads: list[Any] = []  # the first one belongs to the process that is paused
+        real_init, real_turn = LifeThread.__init__, LifeThread.turn
+
+        def init(thread: Any, *arguments: Any) -> None:
+            self._threads.append(thread)
+            real_init(thread, *arguments)
+
+        def turn(thread: Any) -> None:
+            if not (self._is_paused and thread is self._threads[0]):
+                real_turn(thread)
+
+        monkeypatch.setattr(LifeThread, "__init__", init)
+        monkeypatch.setattr(LifeThread, "turn", turn)
+
+    def wrap(self, owner: Any, *names: str) -> None:
+        for name in names:
+            self._monkeypatch.setattr(owner, name, self._step(getattr(owner, name)))
+
+    def _step(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **named: Any) -> Any:
+            if self._is_paused or threading.current_thread() is not self._thread:
+                return real(*arguments, **named)
+            self._left -= 1
+            is_last = self._left == 0
+            if is_last and not self._after:
+                self._pause()
+            try:
+                return real(*arguments, **named)
+            finally:
+                if is_last and self._after:
+                    self._pause()
+
+        return step
+
+    def _pause(self) -> None:
+        self._is_paused = True
+        try:
+            self._meanwhile()
+        finally:
+            self._is_paused = False
+        self.count += 1
+
+    def run(self, number: int, after: bool, job: Callable[[], Any], meanwhile: Callable[[], object]) -> Any:
+        """Call `job`, which is paused at its step `number`. Return what it returns."""
+        self._left, self._after, self._meanwhile = number, after, meanwhile
+        self._threads.clear()
+        try:
+            return job()
+        finally:
+            self._left = 0
+
+
+@pytest.fixture
+def pause_steps(monkeypatch: pytest.MonkeyPatch) -> PauseSteps:
+    return PauseSteps(monkeypatch)

@@ -1,4 +1,4 @@
-"""A local S3 with faults: moto's server behind a proxy that can kill a client, hang up, or answer 500.
+"""A local S3 with faults: moto's server behind a proxy that can kill a client, hang up, never answer, or answer 500.
 
 moto keeps parts of a multipart upload apart until it is completed, refuses small parts, and has conditional writes. The
 proxy counts requests that change something, and does something else with the chosen one. The objects stay in moto, so a
@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -28,19 +29,16 @@ class S3StandIn:
     Attributes:
         direct_url: moto, for a client that holds the interpreter's lock during requests, as deltalake's does.
         writes: Number of requests that change something, since `reset`.
-        fault: Called with the number of such a request, from 1 on. Returns "" or "kill", "hang up" or "500", and with
-            " after" at the end to do it after the request has reached the store.
+        fault: Called with the number of such a request, from 1 on. Returns "" or "kill", "hang up",
+            "stall" (no answer until `reset`) or "500". With " after" at the end the request has reached the store.
         victim: Process to kill.
     """
 
     def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port: int = free.getsockname()[1]
-        self.direct_url = f"http://127.0.0.1:{self._port}"
-        command = [sys.executable, "-P", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self._port)]
-        self._moto = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._start_moto()
         self._lock = threading.Lock()
+        self._conditional = threading.Lock()
+        self._reset_done = threading.Event()
         self.victim: subprocess.Popen[Any] | None = None
         self.reset()
         stand_in = self
@@ -79,12 +77,24 @@ class S3StandIn:
                 self.call("PUT", "/lake")
                 return
             except OSError:
-                if self._moto.poll() is not None or time.monotonic() > until:
+                if time.monotonic() > until:
                     self.close()
                     raise
+                if self._moto.poll() is not None:  # another process has taken the port meanwhile
+                    self._start_moto()
                 time.sleep(0.05)
 
+    def _start_moto(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port: int = free.getsockname()[1]
+        self.direct_url = f"http://127.0.0.1:{self._port}"
+        command = [sys.executable, "-P", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self._port)]
+        self._moto = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
     def reset(self, fault: Callable[[int], str] = lambda number: "") -> None:
+        self._reset_done.set()
+        self._reset_done = threading.Event()
         self.writes = 0
         self.fault = fault
 
@@ -118,13 +128,15 @@ class S3StandIn:
         if fault and not fault.endswith(" after"):
             self._disturb(handler, fault)
             return
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
-        try:
-            connection.request(handler.command, handler.path, body, headers)
-            answer = connection.getresponse()
-            data = answer.read()
-        finally:
-            connection.close()
+        # moto checks a condition and writes in two steps, which a store does in one.
+        with self._conditional if {"If-Match", "If-None-Match"} & headers.keys() else nullcontext():
+            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+            try:
+                connection.request(handler.command, handler.path, body, headers)
+                answer = connection.getresponse()
+                data = answer.read()
+            finally:
+                connection.close()
         if fault:
             self._disturb(handler, fault.removesuffix(" after"))
             return
@@ -141,6 +153,8 @@ class S3StandIn:
         if fault == "500":
             handler.send_error(500)
             return
+        if fault == "stall":
+            self._reset_done.wait()
         if fault == "kill":
             assert self.victim is not None
             os.kill(self.victim.pid, signal.SIGKILL)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 from importlib.machinery import ModuleSpec
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -60,6 +64,38 @@ def test_wrong_arguments_are_refused_with_a_message(arguments, words, tmp_path, 
     code, text = call(*arguments)
     assert (code, words in text) == (64, True), text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_signal_during_the_start_ends_the_export_with_0(written, tmp_path, monkeypatch):
+    """Imports take longer than a small export."""
+    read = command._options
+
+    def interrupted(context):
+        os.kill(os.getpid(), signal.SIGINT)
+        return read(context)
+
+    monkeypatch.setattr(command, "_options", interrupted)
+    code, text = call("--to", str(tmp_path / "lake"), "--queue", "tasks", "--data-dir", written.data_dir)
+    assert (code, "Exported 0 records" in text) == (0, True), text
+
+
+def test_failed_batch_leaves_no_files_on_a_full_disk(written, tmp_path, monkeypatch):
+    def write_files(self, rows, layout):
+        Path(layout.directory).mkdir(parents=True)
+        (Path(layout.directory) / "part").write_bytes(b"rows")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(PyarrowEngine, "write_files", write_files)
+    lake = tmp_path / "lake"
+    code, text = call("--to", str(lake), "--queue", "tasks", "--data-dir", written.data_dir)
+    assert (code, f"{lake}.checkpoint or {lake} is full" in text) == (69, True), text
+    assert not (tmp_path / "lake.checkpoint" / "staging").exists()
+
+
+def test_full_disk_shows_no_password_of_a_database(tmp_path, monkeypatch):
+    monkeypatch.setattr(ExportJob, "run", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    code, text = call("--to", "postgresql://ann:secret@db/lake", "--queue", "q", "--checkpoint", str(tmp_path / "c"))
+    assert (code, "/c or postgresql://db/lake is full" in text, "secret" in text) == (69, True, False), text
 
 
 def test_missing_queue_or_data_directory_is_an_error(written, tmp_path):

@@ -306,7 +306,7 @@ def test_export_and_readers_beside_compactions(written, tmp_path):
         merged += compacted(tmp_path).merged
     for thread in threads:
         thread.join()
-    assert not errors and merged > 0
+    assert not errors and merged > 0, (errors, merged)
     compacted(tmp_path)
     assert offsets(tmp_path) == list(range(1000, 5000)) and len(files(tmp_path)) < 20
 

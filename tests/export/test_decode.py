@@ -16,7 +16,7 @@ from librt.strings import BytesWriter
 
 from amqpd.protocol.field_table import Timestamp
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
-from amqpd.storage.export.arrow import Decoder, _headers_map
+from amqpd.storage.export.arrow import Decoder, headers_map
 from amqpd.storage.export.columns import BASE, COLUMNS
 from amqpd.storage.export.decode import BAD, DONE, FULL, IRREGULAR, MORE, FieldOffsets, scan, text_of
 from amqpd.storage.log.batch import BatchCursor, BatchHeader, close_batch
@@ -155,7 +155,9 @@ def test_properties_and_headers_equal_those_of_the_codec(raw: list[bytes]) -> No
         if decoded.headers is None:
             assert row["headers"] is None and row["raw_headers"] is None
         else:
-            assert dict(row["headers"]) == {name: text_of(value) for name, value in decoded.headers.items()}
+            assert dict(row["headers"]) == {
+                name: None if value is None else text_of(value) for name, value in decoded.headers.items()
+            }
             assert row["raw_headers"] in each
 
 
@@ -168,7 +170,6 @@ def test_properties_and_headers_equal_those_of_the_codec(raw: list[bytes]) -> No
     ],
 )  # fmt: skip
 def test_header_value_becomes_text(value: object, text: str | None) -> None:
-    assert text_of(value) == text
     raw = encode_properties(Properties(headers={"plain": "text", "name": value}))
     (row,) = decode(batches([(b"", b"", raw, b"")], 1), ["headers"])
     assert dict(row["headers"]) == {"plain": "text", "name": text}
@@ -180,6 +181,13 @@ def test_first_of_duplicate_headers_counts() -> None:
     raw = b"\x20\x00" + len(table).to_bytes(4, "big") + table
     (row,) = decode(batches([(b"", b"", raw, b"")], 1), ["headers"])
     assert row["headers"] == [("a", "1")]
+
+
+def test_names_that_are_not_utf8_are_different_texts() -> None:
+    """DuckDB refuses a map with two equal names, and so a whole query."""
+    table = b"".join(bytes((len(name),)) + name + b"t\x01" for name in (b"\xff", b"\xfe", b"\\xff"))
+    (row,) = headers_map(pa.array([len(table).to_bytes(4, "big") + table], pa.binary())).to_pylist()
+    assert row == [("\\xff", "true"), ("\\xfe", "true")]
 
 
 def test_repeated_headers_are_decoded_correctly() -> None:
@@ -249,7 +257,7 @@ def test_empty_batch_has_the_schema() -> None:
 
 
 def test_text_of_a_table_is_json() -> None:
-    assert json.loads(text_of({"a": [1, True, None]}) or "") == {"a": [1, True, None]}
+    assert json.loads(text_of({"a": [1, True, None]})) == {"a": [1, True, None]}
 
 
 @given(VALUES)
@@ -266,9 +274,7 @@ def test_text_of_a_value_equals_json_dumps(value: Any) -> None:
         return each
 
     expected = plain(value)
-    assert text_of(value) == (
-        expected if expected is None or isinstance(expected, str) else json.dumps(expected, ensure_ascii=False)
-    )
+    assert text_of(value) == (expected if isinstance(expected, str) else json.dumps(expected, ensure_ascii=False))
 
 
 def test_headers_of_a_celery_task_become_text() -> None:
@@ -306,9 +312,9 @@ def test_tables_before_a_table_do_not_change_its_headers(tables: list[list[tuple
     for table in tables:
         entries = b"".join(bytes((len(name),)) + name + value for name, value in table)
         raw.append(len(entries).to_bytes(4, "big") + entries)
-    together = _headers_map(pa.array(raw, pa.binary()))
+    together = headers_map(pa.array(raw, pa.binary()))
     together.validate(full=True)
     rows = together.to_pylist()
-    assert rows == [_headers_map(pa.array([each], pa.binary())).to_pylist()[0] for each in raw]
+    assert rows == [headers_map(pa.array([each], pa.binary())).to_pylist()[0] for each in raw]
     for row in rows:
         assert len({name for name, _ in row}) == len(row)

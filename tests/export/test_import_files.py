@@ -158,6 +158,31 @@ def test_wrong_columns_of_parquet_are_named(tmp_path, columns, words):
         list(read_rows(tmp_path / "a.parquet", "", 0))
 
 
+def test_blank_lines_are_no_rows(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('\n{"value": "0"}\n \n{"value": "1"}\r\n\r\n')
+    assert [each.columns["value"] for each in read_rows(path, "", 1)] == [["1"]]
+    path.write_text(path.read_text() + "{")
+    with pytest.raises(BadFile, match="a.json, line 6: "):
+        list(read_rows(path, "", 1))
+
+
+def test_columns_of_pandas_and_polars_are_read(tmp_path):
+    """A column without values has the type null; a column of repeated texts may be a dictionary."""
+    columns = {"value": pa.array([b"a"], pa.binary_view()), "routing_key": pa.array(["k"]).dictionary_encode()}
+    empty = {name: pa.nulls(1) for name in ("headers", "properties", "raw_properties", "exchange")}
+    pq.write_table(pa.table(columns | empty), tmp_path / "a.parquet")
+    (rows,) = read_rows(tmp_path / "a.parquet", "", 0)
+    assert rows.columns == {"value": [b"a"], "routing_key": ["k"], **{name: [None] for name in empty}}
+
+
+def test_time_that_python_does_not_have_is_an_error(tmp_path):
+    times = pa.array([{"timestamp": 1 << 62}], pa.struct([("timestamp", pa.timestamp("us"))]))
+    pq.write_table(pa.table({"value": [b"a"], "properties": times}), tmp_path / "a.parquet")
+    with pytest.raises(BadFile, match="a.parquet: .*out of range"):
+        list(read_rows(tmp_path / "a.parquet", "", 0))
+
+
 def test_missing_path_is_named(tmp_path):
     with pytest.raises(BadFile, match="none does not exist"):
         find_files(tmp_path / "none", "")

@@ -21,6 +21,7 @@ from amqpd.storage.export.options import NoSuchQueue
 from amqpd.storage.export.plan import DataLoss
 from amqpd.storage.export.targets import TargetError, file_label
 from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.log.record import RecordRoute
 
 
 def options(lake, tmp_path, **given):
@@ -109,6 +110,23 @@ def test_columns_start_and_partition_by_are_applied(written, tmp_path):
     assert run(wanted)[0].rows == 2000
     assert parquet_offsets(tmp_path / "lake") == list(range(3000, 5000))
     assert {path.name for path in (tmp_path / "lake").iterdir()} == {"routing_key=eu", "routing_key=us"}
+
+
+def test_every_routing_key_has_a_directory(make_lake, tmp_path):
+    """One message with a long key, or with a byte that no path may have, must not end all later exports."""
+    lake = make_lake(1 << 20, FileSystem(), str(tmp_path / "data"))
+    keys = ["a\0b", "k" * 243, "k" * 244, "k" * 255, "k" * 254 + "l", "/" * 100, "\u65e5" * 85, "", ".."]
+    for key in keys:
+        lake.append(key.encode(), route=RecordRoute(b"", key.encode()))
+    lake.turn()
+    run(options(lake, tmp_path, partition_by=("routing_key",)))
+    names = sorted(path.name for path in (tmp_path / "lake").iterdir())
+    assert len(names) == len(keys) and all(len(name.encode()) <= 255 for name in names)
+    assert {"routing_key=a%00b", "routing_key=" + "k" * 243, "routing_key=.."} <= set(names)
+    cut = [name.rpartition("...") for name in names if len(name) > 20 and "..." in name]
+    assert sorted(len(end) for _, _, end in cut) == [16] * 5
+    assert f"routing_key={'%2F' * 74}" in {begin for begin, _, _ in cut}
+    assert parquet_offsets(tmp_path / "lake") == list(range(len(keys)))
 
 
 @pytest.mark.parametrize("to", ["lake", "sqlite"])
@@ -264,6 +282,51 @@ def test_failed_start_does_not_bind_the_checkpoint(written, tmp_path):
         run(replace(options(written, tmp_path), to=str(tmp_path / "file"), checkpoint=str(tmp_path / "other")))
 
 
+def test_queue_declared_again_replaces_no_file(written, tmp_path):
+    wanted = options(written, tmp_path, fail_on_data_loss=False)
+    run(wanted)
+    state = tmp_path / "check" / "state.json"
+    queue_id = json.loads(state.read_text())["position"]["//tasks"]["id"]
+    state.write_text(state.read_text().replace(queue_id, "deleted"))
+    assert run(wanted)[0].rows == 4000
+    assert parquet_offsets(tmp_path / "lake") == sorted([*range(1000, 5000)] * 2)
+
+
+def test_log_that_ends_before_the_checkpoint_is_an_error(written, tmp_path, caplog):
+    """A broker's directory was replaced by a backup. Its next messages have offsets of exported ones."""
+    run(options(written, tmp_path))
+    state = tmp_path / "check" / "state.json"
+    state.write_text(state.read_text().replace('"offset": 5000', '"offset": 5001'))
+    with pytest.raises(DataLoss, match="the log of queue 'tasks' ends at 5000, before offset 5001"):
+        run(options(written, tmp_path))
+    for body in (b"skipped", b"new"):
+        written.append(body)
+    written.turn()
+    assert run(options(written, tmp_path, fail_on_data_loss=False))[0].rows == 1
+    state.write_text(state.read_text().replace('"offset": 5002', '"offset": 6000'))
+    caplog.clear()
+    run(options(written, tmp_path, fail_on_data_loss=False))
+    lost = "lost: the log of queue 'tasks' ends at 5002, before offset 6000"
+    assert caplog.messages == [lost], "once for each run, also with --follow"
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta", "iceberg"])
+def test_of_two_exports_that_begin_together_one_is_refused(written, tmp_path, format):
+    pytest.importorskip({"delta": "deltalake", "iceberg": "pyiceberg"}.get(format, "pyarrow"))
+    wanted = options(written, tmp_path, format=format, table="amqp.messages")
+
+    class LateEngine(PyarrowEngine):
+        def write_files(self, rows, layout):
+            run(wanted)
+            return super().write_files(rows, layout)
+
+    late = replace(wanted, checkpoint=str(tmp_path / "late"))
+    for engine in (LateEngine(), None):  # the rerun fails too
+        with pytest.raises(TargetError, match="of an export with another checkpoint"):
+            run(late, engine)
+    assert len(list((tmp_path / "lake").rglob("tasks-*.parquet"))) == 1
+
+
 def test_checkpoint_of_another_export_is_refused(written, tmp_path):
     run(options(written, tmp_path, to_offset=1100))
     with pytest.raises(CheckpointError, match="--where"):
@@ -287,6 +350,7 @@ def test_impossible_exports_are_refused(written, tmp_path):
     for wrong, words in (
         ({"partition_by": ("year",)}, "--partition-by year"),
         ({"partition_by": ("value",)}, "it is a binary"),
+        ({"partition_by": ("date", "date")}, "--partition-by date,date: a name is there twice"),
         ({"partition_by": ("date",), "to": "sqlite://"}, "no directories"),
         ({"partition_by": ("queue",), "columns": ("queue",)}, "no column would be left"),
     ):

@@ -25,6 +25,12 @@ def test_error_of_a_row_has_its_number_once(columns, words):
         list(MessageRows(RowOptions()).of(pa.record_batch({name: pa.array(each) for name, each in columns.items()})))
 
 
+def test_raw_properties_keep_an_empty_message_id():
+    raw = p.encode_properties(p.Properties(delivery_mode=2, message_id=""))
+    (message,) = MessageRows(RowOptions()).of_columns({"value": [b""], "raw_properties": [raw]}, 1)
+    assert message[2] == raw
+
+
 def test_time_without_a_zone_is_utc(monkeypatch):
     import time
 

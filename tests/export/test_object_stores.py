@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -99,6 +100,18 @@ def test_failed_requests_are_repeated(written, tmp_path, s3, fault):
     to = f"s3://lake/repeated/{fault.replace(' ', '-')}"
     assert run(options(written, tmp_path, to, batch_rows=1000)).rows == 4000
     assert s3.writes >= 8
+    s3.reset()
+    assert offsets(to) == list(range(1000, 5000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["stall", "stall after"])
+def test_request_that_is_never_answered_is_repeated(written, tmp_path, s3, monkeypatch, fault):
+    monkeypatch.setattr(object_store, "CLIENT", object_store.CLIENT | {"timeout": timedelta(seconds=2)})
+    s3.reset(lambda number: fault if number in (1, 3) else "")
+    to = f"s3://lake/repeated/{fault.replace(' ', '-')}"
+    assert run(options(written, tmp_path, to, batch_rows=1000)).rows == 4000
+    assert s3.writes >= 6
     s3.reset()
     assert offsets(to) == list(range(1000, 5000))
 

@@ -45,6 +45,8 @@ def test_default_options() -> None:
         ({**AT, "maxOffsetsPerTrigger": "-1"}, "maxOffsetsPerTrigger"),
         ({**AT, "failOnDataLoss": "yes"}, "failOnDataLoss: expected true or false"),
         ({**AT, "queue": "q", "user": "u"}, "need url"),
+        ({**AT, "transferCompression": "zstd"}, "need"),
+        ({"url": "http://h", "queue": "q", "transferCompression": "gzip"}, "expected zstd or none"),
         ({"path": "/data", "queuePattern": "("}, "queuePattern"),
         ({**AT, "startingOffsetsByTimestampStrategy": "x"}, "error or latest"),
     ],

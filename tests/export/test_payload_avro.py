@@ -8,6 +8,8 @@ import random
 from contextlib import suppress
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from pathlib import Path
+from urllib.parse import quote
 from uuid import UUID
 
 import pyarrow as pa
@@ -18,7 +20,7 @@ import amqpd
 from amqpd.cli.main import run
 from amqpd.storage.export import engine, payload, schema_registry
 from amqpd.storage.export.payload import BadSchema, PayloadOptions
-from amqpd.storage.export.schema_registry import RegistryError, UnknownSchema, registry_of
+from amqpd.storage.export.schema_registry import RegistryError, UnknownSchema, registry_of, with_password
 from amqpd.storage.filesystem import FileSystem
 
 fastavro = pytest.importorskip("fastavro")
@@ -393,6 +395,29 @@ def test_export_with_a_schema_file(make_lake, tmp_path, kind):
     assert {line["value"] for line in lines} == {"bad"} and len(lines) == 20
 
 
+@pytest.mark.parametrize("kind", ["iceberg", "delta"])
+def test_table_has_each_type(make_lake, tmp_path, kind):
+    bodies = [encoded(ALL, {**VALUE, "small": n, "either": either}) for n, either in enumerate((None, "x", 5))]
+    lake = make(make_lake, tmp_path, [*bodies, b"bad"])
+    schema = tmp_path / "all.avsc"
+    schema.write_text(json.dumps(ALL))
+    arguments = ("--payload", "avro", "--payload-schema", str(schema), "--format", kind)
+    code, summary, err = exported(lake, tmp_path, *arguments)
+    assert (code, summary["records"], summary["rejected"]) == (0, 3, 1), err
+    if kind == "delta":
+        deltalake = pytest.importorskip("deltalake")
+        found = deltalake.DeltaTable(str(tmp_path / "lake")).to_pyarrow_table()
+    else:
+        sql = pytest.importorskip("pyiceberg.catalog.sql")
+        catalog = sql.SqlCatalog("amqpd", uri=f"sqlite:///{tmp_path / 'lake' / 'catalog.db'}")
+        found = catalog.load_table("amqp.messages").scan().to_arrow()
+        catalog.close()
+    wanted, _ = parse(ALL, *bodies)
+    if kind == "delta":
+        wanted = [{**row, "clock": "01:02:03.004", "clock_us": "01:02:03.000004"} for row in wanted]
+    assert found.sort_by("offset").column("payload").to_pylist() == wanted
+
+
 def test_registry_fixes_the_schema_in_the_checkpoint(make_lake, tmp_path, registry):
     first, second = record(("id", "long")), record(("id", "long"), ("more", "int", {"default": 7}))
     registry.add(1, first)
@@ -459,6 +484,71 @@ def test_registry_that_refuses_a_worker_process_ends_the_export(make_lake, tmp_p
     code, summary, err = exported(lake, tmp_path, *arguments)
     assert (code, summary["records"], summary["rejected"]) == (0, 2000, 0), err
     assert len(list((tmp_path / "lake").glob("*.parquet"))) > 1
+
+
+@pytest.mark.parametrize("way", ["file", "variable"])
+def test_password_of_the_registry_is_in_no_command_line_file_or_message(
+    make_lake, tmp_path, registry, monkeypatch, way
+):
+    """Worker processes need it, too. The command lines are those at the time of each request."""
+    monkeypatch.setattr(engine, "PART_BYTES", 4096)
+    monkeypatch.setattr(engine, "TASK_BYTES_MIN", 4096)
+    secret, seen = "secret word", []
+    real = registry._answer
+
+    def answer(path, login):
+        for each in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                seen.append(each.read_bytes())
+        return real(path, login)
+
+    monkeypatch.setattr(registry, "_answer", answer)
+    schema = record(("id", "long"))
+    registry.add(1, schema)
+    lake = make(make_lake, tmp_path, [framed(1, encoded(schema, {"id": n})) for n in range(2000)])
+    file = tmp_path / "password"
+    file.write_text(f"{secret}\nthe second line is a comment\n")
+    url = f"http://user@127.0.0.1:{registry.server.server_port}"
+    where = ("--data-dir", lake.data_dir, "export", "--queue", "tasks", "--to", str(tmp_path / "lake"))
+    given = [*where, "--payload", "avro", "--schema-registry", url]
+    out, environment = io.StringIO(), {"AMQPCTL_SCHEMA_REGISTRY_PASSWORD": secret}
+    if way == "file":
+        given += ["--schema-registry-password-file", str(file)]
+        environment = {"AMQPCTL_SCHEMA_REGISTRY_PASSWORD": "another"}
+    assert run(given, out, out, io.StringIO(), environment) == 0, out.getvalue()
+    assert len(list((tmp_path / "lake").glob("*.parquet"))) > 1  # by worker processes
+    registry.answers = [401]
+    registry_of.cache_clear()
+    lake.append(framed(2, b"\2"))
+    lake.turn()
+    assert run(given, out, out, io.StringIO(), environment) == 69
+    file.unlink()
+    hidden = [secret.encode(), quote(secret).encode()]
+    files = [each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()]
+    for each in (*seen, *files, out.getvalue().encode()):
+        assert not any(word in each for word in hidden)
+    assert seen and any(b"pytest" in each for each in seen)
+
+
+def test_password_of_the_registry_that_cannot_be_used(tmp_path):
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "good").write_text("secret")
+    for url, name, words in (
+        ("http://user@h", "missing", "No such file"),
+        ("http://user@h", "empty", "its first line is empty"),
+        ("http://h:8081", "good", "needs a user in the URL: http://USER@HOST:8081, not http://h:8081"),
+        ("user@h:8081", "good", "needs a user in the URL"),
+        ("http://user:other@h", "good", "the URL has a password, too"),
+    ):
+        path = tmp_path / name
+        given = ("--payload", "avro", "--schema-registry", url, "--schema-registry-password-file", str(path))
+        code, _, err = call("export", "--data-dir", "/none", "--queue", "q", "--to", str(tmp_path / "lake"), *given)
+        assert (code, f"--schema-registry-password-file {path}: " in err, words in err) == (64, True, True), err
+        assert "secret" not in err and ":other" not in err
+    given = ("--payload", "avro", "--schema-registry", "http://user:secret@127.0.0.1:9")
+    _, _, err = call("export", "--data-dir", "/none", "--queue", "q", "--to", str(tmp_path / "lake"), *given)
+    assert "other users of this machine see the password in --schema-registry" in err and "secret" not in err
+    assert with_password("http://a%40b@h:8081/x", "p@:/ ") == "http://a%40b:p%40%3A%2F%20@h:8081/x"
 
 
 def test_requests_are_repeated_and_a_wrong_url_is_an_error(registry):
@@ -598,7 +688,10 @@ def test_read_and_sql_have_the_same_columns(make_lake, tmp_path, registry):
     given.write_text(json.dumps(record(("day", logical("int", "date")))))
     found = amqpd.read(lake.data_dir, "tasks", payload="avro", payload_schema=given, schema_registry=registry.url)
     assert found.read_all()["payload"][3].as_py() == {"day": date(2026, 1, 4)}
-    ask = ("--data-dir", lake.data_dir, "sql", "--payload", "avro", "--schema-registry", registry.url)
+    url, password = f"http://user@127.0.0.1:{registry.server.server_port}", tmp_path / "password"
+    password.write_text("secret word")
+    login = ("--schema-registry", url, "--schema-registry-password-file", str(password))
+    ask = ("--data-dir", lake.data_dir, "sql", "--payload", "avro", *login)
     statement = "SELECT sum(payload.id) AS ids, max(payload.day) AS day FROM tasks"
     assert call(*ask, statement) == (0, "ids\tday\n45\t2026-01-10\n", "")
     registry_of.cache_clear()

@@ -364,6 +364,29 @@ def call(*arguments):
     return code, out.getvalue(), err.getvalue()
 
 
+@pytest.mark.parametrize("kind", ["iceberg", "delta"])
+def test_table_has_each_type(make_lake, tmp_path, protos, text, order, kind):
+    """Numbers without a sign are larger types in a table, with equal values."""
+    lake = make_lake(64 * 1024, FileSystem(), str(tmp_path / "orders"))
+    bodies = [full(order).SerializeToString(), b"", b"\xff"]
+    lake.append(*bodies)
+    lake.turn()
+    given = ("--payload", "protobuf", "--payload-schema", str(protos / "shop.proto"), "--payload-message", "shop.Order")
+    where = ("--data-dir", lake.data_dir, "export", "--queue", "tasks", "--to", str(tmp_path / "lake"))
+    code, _, err = call(*where, "--format", kind, *given)
+    assert code == 0 and "1 messages do not fit the payload" in err, err
+    if kind == "delta":
+        deltalake = pytest.importorskip("deltalake")
+        found = deltalake.DeltaTable(str(tmp_path / "lake")).to_pyarrow_table()
+    else:
+        sql = pytest.importorskip("pyiceberg.catalog.sql")
+        catalog = sql.SqlCatalog("amqpd", uri=f"sqlite:///{tmp_path / 'lake' / 'catalog.db'}")
+        found = catalog.load_table("amqp.messages").scan().to_arrow()
+        catalog.close()
+    wanted, _ = parse(text, *bodies[:2])
+    assert found.sort_by("offset").column("payload").to_pylist() == wanted
+
+
 def test_export_read_and_sql(make_lake, tmp_path, protos, text, order):
     pytest.importorskip("duckdb")
     lake = make_lake(64 * 1024, FileSystem(), str(tmp_path / "orders"))

@@ -13,12 +13,13 @@ from contextlib import closing
 from typing import Any
 from urllib.parse import quote
 
+import cramjam
 import pika
 import pytest
 
 from amqpd.storage.export import offsets
 from amqpd.storage.export.arrow import Decoder, PartReader
-from amqpd.storage.export.files import SourceError
+from amqpd.storage.export.files import BrokerSource, QueueName, SourceError, _Client
 from amqpd.storage.export.options import NoSuchQueue, parse
 from amqpd.testing import BrokerProcess, Vhost
 
@@ -146,6 +147,57 @@ def test_removed_file_is_404(broker: BrokerProcess) -> None:
     assert ask(broker, f"{LOG}/{'9' * 20}.log")[0] == 404
 
 
+def test_compressed_rows_equal_those_that_are_not(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = []
+    real = http.client.HTTPResponse.getheader
+
+    def getheader(answer: Any, name: str, default: str | None = None) -> Any:
+        found = real(answer, name, default)
+        if name == "Content-Type":
+            kinds.append(found)
+        return found
+
+    monkeypatch.setattr(http.client.HTTPResponse, "getheader", getheader)
+    url = f"http://guest:guest@127.0.0.1:{broker.http_port}"
+    assert rows(url=url, transferCompression="zstd") == rows(url=url)
+    assert kinds.count("application/zstd") > 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "compressed"), [("bytes=1000-100999", True), ("bytes=1000-1003", False), (None, False)]
+)
+def test_range_is_compressed_if_that_saves_bytes(broker: BrokerProcess, wanted: str | None, compressed: bool) -> None:
+    name = next(each["name"] for each in json.loads(ask(broker, LOG)[2])["files"] if each["name"].endswith(".log"))
+    given = {"Range": wanted} if wanted else {}
+    _, plain_headers, plain = ask(broker, f"{LOG}/{name}", given)
+    status, headers, data = ask(broker, f"{LOG}/{name}?compression=zstd", given)
+    assert status == (206 if wanted else 200)
+    assert headers.get("content-range") == plain_headers.get("content-range")
+    if compressed:
+        assert headers["content-type"] == "application/zstd" and int(headers["content-length"]) == len(data)
+        assert len(data) < len(plain) / 4 and bytes(cramjam.zstd.decompress(data)) == plain
+    else:
+        assert headers["content-type"] == "application/octet-stream" and data == plain
+
+
+def test_unknown_compression_is_400_and_a_removed_file_404(broker: BrokerProcess) -> None:
+    assert ask(broker, f"{LOG}/queue.json?compression=gzip")[0] == 400
+    assert ask(broker, f"{LOG}/{'9' * 20}.log?compression=zstd", {"Range": "bytes=0-9"})[0] == 404
+
+
+def test_damaged_compressed_range_is_an_error(broker: BrokerProcess) -> None:
+    client = _Client(BrokerSource.from_url(f"http://127.0.0.1:{broker.http_port}"))
+    packed = bytes(cramjam.zstd.compress(b"x" * 100))
+    assert client._unpacked(packed, "bytes 5-104/1000") == b"x" * 100
+    with pytest.raises(SourceError, match="100 bytes in place of 101"):
+        client._unpacked(packed, "bytes 5-105/1000")
+    with pytest.raises(SourceError, match="Content-Range is ''"):
+        client._unpacked(packed, "")
+    for data, span in ((packed, "bytes 5-50/1000"), (packed[:-5], "bytes 5-104/1000"), (b"x", "bytes 0-5/9")):
+        with pytest.raises(SourceError, match="damaged"):
+            client._unpacked(data, span)
+
+
 def test_if_match_with_another_queue_id_is_412(broker: BrokerProcess) -> None:
     identity = json.loads(ask(broker, LOG)[2])["id"]
     assert ask(broker, f"{LOG}/queue.json", {"If-Match": f'"{identity}"'})[0] == 200
@@ -213,3 +265,11 @@ def test_queue_recreated_after_planning_is_an_error(amqpd_broker: BrokerProcess,
         reader = PartReader(files, parts[0], Decoder("/", "q", ["value"]))
         with pytest.raises(SourceError, match="deleted and declared again"):
             list(reader.batches())
+
+
+def test_error_has_the_reason_of_the_broker(amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
+    url = f"http://127.0.0.1:{amqpd_broker.http_port}"
+    source = parse({"url": url, "vhost": amqpd_vhost.name, "queue": "q"}).source
+    files = source.open(QueueName(amqpd_vhost.name, "q", "id", ""))
+    with closing(files), pytest.raises(SourceError, match="404 no queue 'q' in vhost"):
+        files.sizes()

@@ -78,6 +78,14 @@ def test_values_of_all_types_are_written(ask):
     assert ask("SELECT {'k': [1, 2]} AS st, NULL AS n, 1.5::DOUBLE AS d")[1] == 'st\tn\td\n{"k":[1,2]}\t\t1.5\n'
 
 
+def test_no_digit_of_a_value_is_lost(ask):
+    """JSON has them as text where a float would be another number."""
+    times = "'2026-01-31 12:00:00.000001'::TIMESTAMP AS t"
+    statement = f"SELECT 12345678901234567.89::DECIMAL(38, 2) AS d, 0.1::DECIMAL(9, 1) AS e, {times}"
+    found = {"d": "12345678901234567.89", "e": 0.1, "t": "2026-01-31T12:00:00.000001"}
+    assert json.loads(ask(statement, "--formatter", "json")[1]) == [found]
+
+
 def test_columns_are_those_of_an_export_and_offsets_need_quotes(ask):
     code, out, _ = ask("--formatter", "json", 'SELECT * FROM tasks WHERE "offset" = 1234')
     (row,) = json.loads(out)
@@ -111,6 +119,9 @@ def test_without_a_statement_the_tables_are_listed(ask):
         ("SELECT nothing FROM tasks", 'Binder Error: Referenced column "nothing" not found'),
         ("SELECT routing_key::INT FROM tasks", "Could not convert string"),
         ("SELECT * FROM context", "Table with name context does not exist"),
+        ("SELECT DATE '0044-03-15 (BC)'", "cast others to VARCHAR"),
+        ("SELECT TIMESTAMPTZ 'infinity'", "cast others to VARCHAR"),
+        ("SELECT '2026-01-31 12:00:00.123456789'::TIMESTAMP_NS", "microseconds, of the years 1 to 9999"),
     ],
 )
 def test_error_of_sql_is_one_line_with_code_65(ask, statement, words):
@@ -161,6 +172,8 @@ def test_missing_package_is_named(package, monkeypatch, written):
     code, _, err = call("--data-dir", written.data_dir, "sql", "SELECT 1")
     wanted = f"sql needs the package {package}: {sys.executable} -m pip install '{command.PACKAGES[package]}' "
     assert (code, wanted in err) == (69, True), err
+    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    assert "sql needs the packages duckdb, pyarrow: " in call("--data-dir", written.data_dir, "sql", "SELECT 1")[2]
 
 
 def test_end_of_the_reader_is_no_error(written):

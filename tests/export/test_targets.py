@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -54,6 +55,27 @@ def test_database_gets_utc_in_any_time_zone(zone: str, tmp_path: Path) -> None:
         (found,) = connection.execute(text("SELECT timestamp FROM tasks")).one()
     engine.dispose()
     assert datetime.fromisoformat(found).replace(tzinfo=UTC) == datetime.fromtimestamp(ARRIVED_US / 1e6, UTC)
+
+
+def test_staged_files_stay_while_the_state_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk refuses the state after an upload. The next run uploads the files again."""
+    ledger = ExportCheckpoint(tmp_path / "check", {})
+    progress = ledger.begin({})
+    staged = ledger.attempt() / "part"
+    staged.parent.mkdir()
+    staged.touch()
+    progress.moves = [[str(staged), "final"]]
+    ledger.save()
+    with monkeypatch.context() as patched:
+        patched.setattr(ExportCheckpoint, "_write", Mock(side_effect=OSError("full")))
+        with pytest.raises(OSError, match="full"):
+            ledger.commit()
+    ledger.close()
+    again = ExportCheckpoint(tmp_path / "check", {})
+    assert again.state.next == progress and staged.exists()
+    again.commit()
+    again.close()
+    assert not staged.exists()
 
 
 @pytest.mark.parametrize(

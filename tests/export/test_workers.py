@@ -155,7 +155,7 @@ def test_error_of_a_worker_arrives_and_the_next_run_continues(written, tmp_path,
 
 
 def test_unexpected_error_of_a_worker_is_a_failure(written, capfd):
-    pool = WorkerPool(1)
+    pool = WorkerPool(2)
     with pytest.raises(WorkerFailed, match="unexpected error; standard error has its traceback"):
         pool.run(None, FileLayout("/nowhere"), [[None]], lambda rows, size_bytes: None)  # type: ignore[arg-type, list-item]
     assert "Traceback" in capfd.readouterr().err

@@ -8,7 +8,8 @@ removed; acked, returned and delivered messages; a transaction), one left by a k
 no clean mark), one compacted log (a tombstone, gaps). Since format 2 there is a fourth: a log compressed with each
 codec, by amqpd and by a Kafka client, whose batches have a time per record. Since format 3 messages wait in two buckets
 of a delayed-message exchange, and a fifth queue has batches with producer sequences (a `.snapshot`). Since format 4 a
-sixth has transactions of Kafka's producers: committed, aborted and open. The metadata has rows of every table.
+sixth has transactions of Kafka's producers: committed, aborted and open. Since format 5 there is a journal, with data
+that the logs of two queues lack. The metadata has rows of every table.
 """
 
 from __future__ import annotations
@@ -29,25 +30,28 @@ from simulated_filesystem import SimulatedClock
 from amqpd.auth.passwords import hash_password
 from amqpd.broker.delayed.bucket import key_for, new_name, read_due_ms, read_keys, read_number, with_delay
 from amqpd.protocol.field_table import encode_table
+from amqpd.storage.journal import BLOCK_SIZE
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.appender import check_batches
 from amqpd.storage.log.batch import GZIP, LZ4, NO_PRODUCER, SNAPPY, ZSTD, marker_batch
-from amqpd.storage.log.checkpoint import FORMAT_WITH_TRANSACTIONS
+from amqpd.storage.log.checkpoint import FORMAT_WITH_JOURNAL
 from amqpd.storage.log.producer_state import Producer
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.metadata.rows import SeenCacheRow, SeenRow, UserLimitsRow
-from amqpd.storage.metadata.store import (
+from amqpd.storage.metadata.rows import (
     BindingRow,
     ExchangeRow,
     PermissionRow,
     Put,
     QueueRow,
     Row,
-    SqlMetadataStore,
+    SeenCacheRow,
+    SeenRow,
     StoredOffsetRow,
+    UserLimitsRow,
     UserRow,
     VhostRow,
 )
+from amqpd.storage.metadata.store import SqlMetadataStore
 from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
 from amqpd.storage.storage import Storage
 
@@ -56,12 +60,13 @@ VHOST_ID = "a" * 32
 PROPERTIES = b"\x90\x00\x0atext/plain\x02"
 ONCE = encode_table({"x-cache-size": 100, "x-cache-persistence": "disk"})
 DELAYS_ID = "d" * 32
+JOURNAL_BYTES = 10 * BLOCK_SIZE
 DELAYS_MS = (50, 5000, 5100, 7_200_000)
 """Delays of the messages of `reminders`: those of the next seconds are in one bucket, the last one is in another."""
 
 
 class Maker:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, journal_size_bytes: int = 0) -> None:
         self.posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self.clock = SimulatedClock()
         self.storage = Storage(
@@ -71,6 +76,8 @@ class Maker:
             segment_size_bytes=1200,
             boot_id="1" * 32,
             inline=True,
+            journal_size_bytes=journal_size_bytes,
+            journal_from=2,
         )
 
     def end_turn(self) -> None:
@@ -270,6 +277,23 @@ def killed_queue(maker: Maker) -> str:
     return queue_id
 
 
+def journaled_queues(maker: Maker) -> list[str]:
+    """Two queues. A power cut took from their logs what only the journal has."""
+    queues = [maker.storage.create_queue(VHOST_ID, name, "/") for name in ("journaled", "beside")]
+    sizes: list[dict[Path, int]] = []
+    for number in range(5):
+        for _, store in queues:
+            store.append_parts(RecordRoute(b"", b"journaled"), PROPERTIES, b"commit %d" % number, True)
+        maker.end_turn()
+        maker.clock.now_ms -= 1000  # no time passes, so the logs are not synced
+        sizes.append({log: log.stat().st_size for _, store in queues for log in Path(store.directory).glob("*.log")})
+    maker.storage.close(clean=False)
+    for log, size in sizes[1].items():  # the commits after the second one use the journal
+        with log.open("r+b") as file:
+            file.truncate(size)
+    return [queue_id for queue_id, _ in queues]
+
+
 def make(target: Path) -> None:
     path = target / "data"
     path.mkdir()
@@ -290,6 +314,7 @@ def make(target: Path) -> None:
     killed.storage.close(clean=False)
     log = max((path / "vhosts" / VHOST_ID / "queues" / ids["killed"]).glob("*.log"))
     log.write_bytes(log.read_bytes() + log.read_bytes()[:70])  # the part of a batch that the kill left
+    ids["journaled"], ids["beside"] = journaled_queues(Maker(path, JOURNAL_BYTES))
     rows: list[Row] = [
         PermissionRow("guest", "/", ".*", ".*", ".*"),
         ExchangeRow("/", "events", "topic"),
@@ -351,7 +376,7 @@ def _done(error: BaseException | None) -> None:
 
 
 if __name__ == "__main__":
-    target = HERE / f"format-{FORMAT_WITH_TRANSACTIONS}"
+    target = HERE / f"format-{FORMAT_WITH_JOURNAL}"
     if target.exists():
         sys.exit(f"{target} is there: a golden directory is never made anew")
     target.mkdir()

@@ -24,6 +24,7 @@ from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log.checkpoint import (
     FORMAT_VERSION,
     FORMAT_WITH_DELAYS,
+    FORMAT_WITH_JOURNAL,
     FORMAT_WITH_TRANSACTIONS,
     UnknownFormat,
     check_format,
@@ -54,8 +55,8 @@ def tree(path: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def test_current_format_has_a_golden_directory() -> None:
-    """A change of FORMAT_VERSION or FORMAT_WITH_TRANSACTIONS needs a new golden directory: see make.py."""
-    newest = max(FORMAT_VERSION, FORMAT_WITH_DELAYS, FORMAT_WITH_TRANSACTIONS)
+    """A change of FORMAT_VERSION or FORMAT_WITH_JOURNAL needs a new golden directory: see make.py."""
+    newest = max(FORMAT_VERSION, FORMAT_WITH_DELAYS, FORMAT_WITH_JOURNAL)
     assert [path.name for path in GOLDEN] == [f"format-{number}" for number in range(1, newest + 1)]
 
 
@@ -73,13 +74,15 @@ def test_golden_directory_is_read(golden: Path, make: ModuleType, tmp_path: Path
     assert found == expected
     counts = {name: len(contents["records"]) for name, contents in expected["stores"].items()}
     more = {"packed": 5 * (12 + 40 + 30) - 20} if golden.name != "format-1" else {}
-    if golden.name in ("format-3", "format-4"):
+    if golden.name >= "format-3":
         more["numbered"] = 4
         assert [each["level"] for each in found["delayed"]] == [0, 0, 0, 1]
         assert found["producers"] == {"5": [1, 3, 3], "1099511627776": [0, 9, 4]}
-    if golden.name == "format-4":
+    if golden.name >= "format-4":
         more["changes"] = 4 + 4 + 1
         assert found["last_stable_offsets"] == {"changes": 11}, "one transaction is open"
+    if golden.name >= "format-5":
+        more["journaled"] = more["beside"] = 5
     assert counts == {"clean": 40 + 70 - 16 - 5, "compacted": counts["compacted"], "killed": 9, **more}
     compacted = expected["stores"]["compacted"]
     assert sum(record["tombstone"] for record in compacted["records"]) == 1
@@ -101,9 +104,9 @@ def test_verify_log_accepts_a_golden_directory(golden: Path) -> None:
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.name)
 def test_newer_format_is_refused_and_left_unchanged(golden: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(golden / "data", tmp_path / "data"))
-    (path / "format").write_bytes(encode_format(FORMAT_WITH_TRANSACTIONS + 1))
+    (path / "format").write_bytes(encode_format(FORMAT_WITH_JOURNAL + 1))
     before = tree(path)
-    with pytest.raises(UnknownFormat, match=f"format {FORMAT_WITH_TRANSACTIONS + 1} of a newer version"):
+    with pytest.raises(UnknownFormat, match=f"format {FORMAT_WITH_JOURNAL + 1} of a newer version"):
         Storage(path, post=lambda *arguments: None)
     assert tree(path) == before
     done = subprocess.run(
@@ -126,8 +129,8 @@ def test_format_with_transactions_is_refused_by_an_older_version(
     """An older amqpd has the same check with a lower number."""
     path = Path(shutil.copytree(GOLDEN[-1] / "data", tmp_path / "data"))
     before = tree(path)
-    monkeypatch.setattr(checkpoint_module, "FORMAT_WITH_TRANSACTIONS", FORMAT_WITH_DELAYS)
-    with pytest.raises(UnknownFormat, match=r"/format: format 4 of a newer version of amqpd; this one knows 3$"):
+    monkeypatch.setattr(checkpoint_module, "FORMAT_WITH_JOURNAL", FORMAT_WITH_TRANSACTIONS)
+    with pytest.raises(UnknownFormat, match=r"/format: format 5 of a newer version of amqpd; this one knows 4$"):
         Storage(path, post=lambda *arguments: None)
     assert tree(path) == before
 

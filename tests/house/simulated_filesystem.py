@@ -169,6 +169,17 @@ class SimulatedFileSystem(FileSystem):
         """See FileSystem."""
         return self.write(fd, b"".join(parts))
 
+    def pwrite(self, fd: int, data: bytes, position: int) -> int:
+        """See FileSystem."""
+        node, path, _ = self._open[fd]
+        self._call("pwrite", path)
+        more = position + len(data) - len(node.data)
+        if more > 0:
+            data = data[: len(data) - more + self._room(more)]
+        node.data += bytes(max(0, position - len(node.data)))
+        node.data[position : position + len(data)] = data
+        return len(data)
+
     def pread(self, fd: int, size: int, position: int) -> bytes:
         """See FileSystem."""
         node, path, _ = self._open[fd]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from amqpd.kafka_server.messages import api_types
@@ -40,6 +40,27 @@ def audit_records(broker: BrokerProcess) -> list[dict[str, Any]]:
         is_ended = found["ended"] or not found["records"]
         offset = found["next_offset"]
     return [each for each in records if each.get("front_end") == "kafka"]
+
+
+def build(message_type: Any, fields: Mapping[str, Any], version: int) -> Any:
+    """Return an object of kafka-python's `message_type` from plain mappings and lists.
+
+    Other fields have defaults. Fields that the version does not have are left out.
+    """
+    types = message_type.fields
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        field = types[name]
+        if not field.for_version_q(version):
+            continue
+        if value is None:
+            pass
+        elif field.is_struct_array():
+            value = [build(field.data_class, each, version) for each in value]
+        elif field.is_struct():
+            value = build(field.data_class, value, version)
+        values[name] = value
+    return message_type(version=version, **values)
 
 
 class KafkaSocket:

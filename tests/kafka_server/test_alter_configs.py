@@ -145,6 +145,13 @@ def test_retention_is_rounded_up_to_whole_seconds(client: KafkaSocket, topic: st
     assert described(client, topic)["retention.ms"] == (str(kept_ms), TOPIC_SOURCE)
 
 
+def test_the_highest_number_of_kafka_is_the_highest_limit(client: KafkaSocket, topic: str) -> None:
+    highest = str((1 << 63) - 1)
+    assert alter(client, topic, {"retention.ms": highest, "retention.bytes": highest}).error_code == 0
+    assert described(client, topic)["retention.bytes"] == (str(1 << 60), TOPIC_SOURCE)
+    assert change(client, topic, ("retention.ms", SET, str(1 << 63))).error_code == 40
+
+
 @pytest.mark.parametrize(
     ("name", "operation", "value", "code"),
     [
@@ -205,6 +212,7 @@ def test_arguments_of_amqp_that_are_no_configs_stay(kafka_broker: BrokerProcess,
         connection.channel().queue_declare(name, durable=True, arguments=arguments)
 
 
+@pytest.mark.slow
 def test_changed_configs_survive_a_kill(tmp_path: Path) -> None:
     settings = {"kafka.port": 0, "kafka.host": "127.0.0.1"}
     with BrokerProcess(tmp_path, settings=settings) as broker, KafkaSocket(address_of(broker)) as client:

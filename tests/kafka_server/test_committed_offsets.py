@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import shutil
+import struct
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -52,6 +54,12 @@ def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
     decode_value(b"\x01" + data)
 
 
+@pytest.mark.parametrize("character", ["a", "é", "\u20ac", "\U0001f600"])
+def test_size_covers_the_memory_of_the_metadata(character: str) -> None:
+    metadata = character * committed_offsets.METADATA_MAX
+    assert CommittedOffset(1, -1, metadata, 1234, ID).size_bytes >= sys.getsizeof(metadata)
+
+
 class Disk(FileSystem):
     """A file system that can refuse writes or syncs of the offsets' log."""
 
@@ -96,7 +104,9 @@ class Lab:
         self.storage = Storage(path, post=self._post, inline=True, filesystem=disk)
         self.storage.commits.on_commit = lambda generation, failed: None
         turn: Any = Turn(self.storage)
-        self.offsets = CommittedOffsets(LogHost(self.storage, turn, self.soon.append, lambda: self.now), self._loaded)
+        self.offsets = CommittedOffsets(
+            LogHost(self.storage, turn, self.soon.append, self.soon.append, lambda: self.now), self._loaded
+        )
         self.offsets.load()
         self.run()
 
@@ -185,6 +195,54 @@ def test_full_disk_refuses_commits_and_loses_nothing_that_was_answered(tmp_path:
     lab.storage.close(clean=False)
     lab = Lab(tmp_path)
     assert lab.content() == {"g": 4}
+    lab.storage.close(clean=True)
+
+
+@pytest.mark.parametrize("count", [3, 1000])
+def test_a_change_that_cannot_be_encoded_does_not_hold_up_others(tmp_path: Path, count: int) -> None:
+    lab = Lab(tmp_path)
+    values = [CommittedOffset(1 << 64 if number == 2 else 1, -1, "", 1, ID) for number in range(count)]
+    changes = [(OffsetKey("v", "bad", "t", number), value) for number, value in enumerate(values)]
+    answers: list[bool] = []
+    with pytest.raises(struct.error):  # noqa: PT012  # at once, or in a later turn
+        lab.offsets.change(changes, answers.append)
+        lab.offsets.change([(OffsetKey("v", "g", "t", 0), CommittedOffset(1, -1, "", 1, ID))], answers.append)
+        lab.run()
+    lab.run()
+    assert lab.commit("g", 2)
+    assert len(answers) == (count > 3)
+    lab.storage.close(clean=False)
+    lab = Lab(tmp_path)
+    assert lab.content() == {"g": 2}
+    lab.storage.close(clean=True)
+
+
+def test_a_stop_drops_changes_that_are_not_appended_yet(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    assert lab.commit("g", 1)
+    value = CommittedOffset(2, -1, "", 1, ID)
+    answers: list[bool] = []
+    lab.offsets.change([(OffsetKey("v", "large", "t", number), value) for number in range(1000)], answers.append)
+    lab.offsets.change([(OffsetKey("v", "g", "t", 0), value)], answers.append)
+    lab.offsets.stop()
+    lab.storage.close(clean=True)
+    lab.run()
+    assert not answers
+    lab = Lab(tmp_path)
+    assert lab.content() == {"g": 1}
+    lab.storage.close(clean=True)
+
+
+def test_the_offsets_of_a_transaction_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committed_offsets, "PENDING_MAX", 2)
+    lab = Lab(tmp_path)
+    value = CommittedOffset(1, -1, "", 1, ID)
+    some = [(OffsetKey("v", "g", "t", number), value) for number in range(3)]
+    assert not lab.offsets.has_pending_room(7, some)
+    lab.offsets.add_pending(7, some[:2], lambda _: None)
+    assert lab.offsets.has_pending_room(7, some[:2])
+    assert not lab.offsets.has_pending_room(7, some[2:])
+    assert lab.offsets.has_pending_room(8, some[2:])
     lab.storage.close(clean=True)
 
 

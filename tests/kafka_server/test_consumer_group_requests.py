@@ -24,10 +24,9 @@ from kafka.protocol.consumer import (
 )
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
-from kafka_socket import KafkaSocket, address_of
+from kafka_socket import KafkaSocket, address_of, build
 
 from amqpd.kafka_server import coordinator
-from amqpd.kafka_server.messages import build
 from amqpd.testing import BrokerProcess, embedded
 
 SETTINGS = {"kafka.port": 0, "kafka.host": "127.0.0.1"}
@@ -310,6 +309,7 @@ def test_groups_of_one_name_in_two_vhosts_are_two(broker: BrokerProcess, client:
     assert first.heartbeat() == 0
 
 
+@pytest.mark.slow
 def test_members_join_again_after_a_restart_and_offsets_are_there(tmp_path: Path, group: str) -> None:
     with BrokerProcess(tmp_path, settings=SETTINGS) as broker:
         declare(broker, "t")

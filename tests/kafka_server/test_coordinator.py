@@ -24,12 +24,13 @@ from kafka.protocol.consumer import (
     SyncGroupRequest,
 )
 from kafka.protocol.metadata import FindCoordinatorRequest
-from kafka_socket import KafkaSocket
+from kafka.protocol.producer import TxnOffsetCommitRequest
+from kafka_socket import KafkaSocket, build
 
+from amqpd.kafka_server import pace
 from amqpd.kafka_server.committed_offsets import CommittedOffset, OffsetKey
 from amqpd.kafka_server.coordinator import GroupCoordinator, GroupEntry
 from amqpd.kafka_server.groups import JoinRequest
-from amqpd.kafka_server.messages import build
 from amqpd.kafka_server.server import KafkaFrontEnd
 from amqpd.testing import BrokerFixture, BrokerProcess, BrokerThread, embedded
 
@@ -283,7 +284,7 @@ def test_offsets_are_committed_by_members_and_by_simple_consumers_of_empty_group
 def test_invalid_commits_are_refused_and_change_nothing(client: Client, group: str) -> None:
     assert client.commit(group, "missing", 5) == 3
     assert client.commit(group, "t", 5, at=1) == 3
-    assert client.commit(group, "t", 5, metadata="x" * 4096) == 0
+    assert client.commit(group, "t", 5, metadata="é" * 4096) == 0
     assert client.commit(group, "t", 6, metadata="x" * 4097) == 12
     assert client.commit(group + "2", "t", 5, generation=3) == 22
     assert client.commit("", "t", 5) == 24
@@ -343,7 +344,7 @@ def test_groups_are_listed_described_and_deleted(client: Client, group: str) -> 
 
 
 def test_offsets_are_deleted_unless_a_member_subscribes_to_the_topic(client: Client, group: str) -> None:
-    topics = [{"name": "t", "partitions": [{"partition_index": 0}]}]
+    topics = [{"name": "t", "partitions": [{"partition_index": 0}, {"partition_index": 9}]}]
     assert client.ask(OffsetDeleteRequest, 0, group_id=group, topics=topics).error_code == 69
     client.commit(group, "t", 9)
     joined = client.member(group)
@@ -352,7 +353,7 @@ def test_offsets_are_deleted_unless_a_member_subscribes_to_the_topic(client: Cli
     assert answer.topics[0].partitions[0].error_code == 86
     client.ask(LeaveGroupRequest, 1, group_id=group, member_id=joined.member_id)
     answer = client.ask(OffsetDeleteRequest, 0, group_id=group, topics=topics)
-    assert answer.topics[0].partitions[0].error_code == 0
+    assert [each.error_code for each in answer.topics[0].partitions] == [0, 3]
     assert client.fetch(group, "t") == (-1, "")
     assert group not in listed(client)
 
@@ -372,6 +373,18 @@ def test_too_many_partitions_close_the_connection(client: Client, group: str) ->
     topics = [{"name": "t", "partition_indexes": list(range(20_001))}]
     client.send(OffsetFetchRequest, 5, group_id=group, topics=topics)
     assert client.socket.is_closed()
+
+
+@pytest.mark.parametrize(("kind", "fields"), [(OffsetCommitRequest, {}), (TxnOffsetCommitRequest, {"producer_id": 1})])
+def test_a_commit_of_too_many_partitions_is_answered(client: Client, group: str, kind: Any, fields: Any) -> None:
+    """A client would repeat it for ever on new connections."""
+    partitions = [
+        {"partition_index": index, "committed_offset": 1, "committed_metadata": ""} for index in range(20_001)
+    ]
+    topics = [{"name": "t", "partitions": partitions}]
+    answer = client.ask(kind, 3, group_id=group, topics=topics, **fields)
+    assert {each.error_code for each in answer.topics[0].partitions} == {28}
+    assert len(answer.topics[0].partitions) == 20_001
 
 
 def test_committed_offsets_survive_a_kill_and_a_clean_stop(tmp_path: Path) -> None:
@@ -456,6 +469,32 @@ def test_group_listed_while_its_removal_is_written_does_not_stay(
             assert client.ask(DeleteGroupsRequest, 2, groups_names=["g"]).results[0].error_code == 0
             assert groups == ["g"]
             assert listed(client) == {}
+
+
+def test_a_commit_between_the_steps_of_a_deletion_is_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = GroupCoordinator.remove
+
+    def commit(coordinator: GroupCoordinator) -> None:
+        vhost = coordinator.broker.vhosts["/"]
+        value = CommittedOffset(7, -1, "", 1, bytes.fromhex(vhost.queues["t"].id))
+        coordinator.offsets.change([(OffsetKey(vhost.id, "g", "t", 0), value)], lambda _: None)
+
+    def commit_in_the_next_turn(coordinator: GroupCoordinator, entry: GroupEntry) -> None:
+        remove(coordinator, entry)
+        coordinator.broker.loop.call_soon(commit, coordinator)
+
+    monkeypatch.setattr(GroupCoordinator, "remove", commit_in_the_next_turn)
+    with BrokerThread(tmp_path, settings={"kafka.port": 0}) as broker:
+        declare(broker, "t")
+        with Client(broker) as client:
+            assert client.commit("g", "t", 4) == 0
+            monkeypatch.setattr(pace, "SLICE_S", 0.0)  # each step has a turn of its own
+            names = ["g", *(f"missing-{number}" for number in range(20))]
+            answer = client.ask(DeleteGroupsRequest, 2, groups_names=names)
+            assert [each.error_code for each in answer.results] == [0] + [69] * 20
+            assert client.fetch("g", "t") == (7, "")
 
 
 async def test_offsets_of_an_idle_group_expire_and_those_of_members_stay(

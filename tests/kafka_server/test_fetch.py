@@ -18,6 +18,7 @@ import pika
 import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.structs import TopicPartition as AioPartition
+from kafka_socket import build
 
 from amqpd.testing import BrokerProcess
 
@@ -26,8 +27,6 @@ with warnings.catch_warnings():
     from kafka import KafkaConsumer, TopicPartition
     from kafka.protocol.consumer import FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse
     from kafka.protocol.metadata import MetadataRequest, MetadataResponse
-
-    from amqpd.kafka_server.messages import build
 
 MANY = 100_000
 VERSIONS = range(4, 17)
@@ -187,6 +186,7 @@ def test_100_000_messages_arrive_in_order(stream: Stream, consumer: Any) -> None
     assert [each.offset for each in records] == list(range(MANY))
 
 
+@pytest.mark.slow
 async def test_aiokafka_reads_100_000_messages_in_order(broker: BrokerProcess, stream: Stream) -> None:
     stream.publish_many(b"%d" % number for number in range(MANY))
     consumer = AIOKafkaConsumer(bootstrap_servers=address(broker), auto_offset_reset="earliest")
@@ -233,6 +233,7 @@ def test_compressed_batches_are_read(broker: BrokerProcess, codec: str) -> None:
         stream.connection.close()
 
 
+@pytest.mark.slow
 def test_after_a_restart_the_same_messages_are_read(tmp_path: Path) -> None:
     with start(tmp_path) as broker:
         stream = Stream(broker, "again")

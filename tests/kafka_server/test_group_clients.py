@@ -6,13 +6,14 @@ import asyncio
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pika
 import pytest
 from aiokafka import AIOKafkaConsumer
+from group_members import poll_until
 from kafka import KafkaAdminClient, KafkaConsumer
 
 from amqpd.testing import BrokerProcess
@@ -57,12 +58,6 @@ def read(client: Any, count: int) -> list[bytes]:
     return values
 
 
-def poll_until(is_done: Callable[[], bool], *clients: Any) -> None:
-    while not is_done():
-        for client in clients:
-            client.poll(timeout_ms=100, max_records=1)
-
-
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with BrokerProcess(tmp_path_factory.mktemp("clients"), settings=SETTINGS) as process:
@@ -92,6 +87,7 @@ def test_kafka_python_resumes_where_it_committed(broker: BrokerProcess, names: t
     third.close()
 
 
+@pytest.mark.slow
 def test_commits_survive_a_kill_of_the_broker(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, settings=SETTINGS) as process:
         bodies = [str(number).encode() for number in range(10)]

@@ -20,6 +20,7 @@ from amqpd.kafka_server.groups import (
     SyncAnswer,
     SyncRequest,
 )
+from amqpd.kafka_server.pace import run_all
 
 SESSION_MS = 10_000
 REBALANCE_MS = 30_000
@@ -346,10 +347,10 @@ def test_deleted_group_refuses_everything() -> None:
 
 
 def test_subscription_is_read_from_metadata() -> None:
-    assert subscribed_topics([b"\0\1\0\0\0\2\0\1a\0\2bcrest"]) == {"a", "bc"}
-    assert subscribed_topics([b"\0\1\0\0\0\2\0\1a"]) is None
-    assert subscribed_topics([b""]) is None
-    assert subscribed_topics([b"\0\1\x7f\xff\xff\xff"]) is None
+    assert run_all(subscribed_topics([b"\0\1\0\0\0\2\0\1a\0\2bcrest"])) == {"a", "bc"}
+    assert run_all(subscribed_topics([b"\0\1\0\0\0\2\0\1a"])) is None
+    assert run_all(subscribed_topics([b""])) is None
+    assert run_all(subscribed_topics([b"\0\1\x7f\xff\xff\xff"])) is None
 
 
 class RandomGroup(RuleBasedStateMachine):

@@ -57,11 +57,13 @@ def login(mechanism: str, user: str = USER, password: str = PASSWORD) -> dict[st
 class ScramClient:
     """A SCRAM login by hand over one socket. `proof` makes the last message, from the server's first one."""
 
-    def __init__(self, address: str, mechanism: str = SCRAM[0], user: str = USER, nonce: str = "abc") -> None:
+    def __init__(
+        self, address: str, mechanism: str = SCRAM[0], user: str = USER, nonce: str = "abc", version: int = 1
+    ) -> None:
         self.socket = KafkaSocket(address)
         self.mechanism, self.nonce = mechanism, nonce
         self.first = f"n={user},r={nonce}"
-        assert self.socket.ask(SaslHandshakeRequest(mechanism=mechanism), 1).error_code == 0
+        assert self.socket.ask(SaslHandshakeRequest(mechanism=mechanism), version).error_code == 0
 
     def send(self, message: bytes) -> Any:
         return self.socket.ask(SaslAuthenticateRequest(auth_bytes=message), 2)
@@ -218,6 +220,10 @@ class TestScram:
         assert client.send(message).error_code == 58
         assert client.socket.is_closed()
 
+    @pytest.mark.parametrize(("name", "error"), [("", 0), (USER, 0), ("other", 58)])
+    def test_plain_login_on_behalf_of_another_user_is_refused(self, connect: Connect, name: str, error: int) -> None:
+        assert connect("PLAIN").send(f"{name}\0{USER}\0{PASSWORD}".encode()).error_code == error
+
     def test_message_before_the_handshake_is_refused(self, address: str) -> None:
         with KafkaSocket(address) as client:
             assert client.ask(SaslAuthenticateRequest(auth_bytes=b"n,,n=ann,r=x"), 2).error_code == 34
@@ -237,10 +243,26 @@ class TestScram:
             answer = client.ask(SaslHandshakeRequest(mechanism="GSSAPI"), 1)
             assert (answer.error_code, answer.mechanisms) == (33, ["PLAIN", *SCRAM])
 
-    def test_handshake_for_messages_without_headers_is_refused(self, address: str) -> None:
-        with KafkaSocket(address) as client:
-            assert client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 0).error_code == 35
-            assert client.is_closed()
+    @pytest.mark.parametrize("mechanism", ["PLAIN", *SCRAM])
+    @pytest.mark.parametrize("password", [PASSWORD, "wrong"])
+    def test_messages_without_headers_follow_handshake_0(self, address: str, mechanism: str, password: str) -> None:
+        """As kafka-python 2.0 logs in."""
+        client = ScramClient(address, mechanism, version=0)
+
+        def send(message: bytes) -> None:
+            client.socket.send_bytes(len(message).to_bytes(4, "big") + message)
+
+        if mechanism == "PLAIN":
+            send(f"\0{USER}\0{password}".encode())
+        else:
+            send(f"n,,{client.first}".encode())
+            send(client.last(client.socket.receive().decode(), password))
+        if password == PASSWORD:
+            assert client.socket.receive()[:2] == (b"" if mechanism == "PLAIN" else b"v=")
+            assert client.socket.ask(MetadataRequest(topics=[]), 1).topics == []
+        else:
+            assert client.socket.socket.recv(1) == b""
+        client.socket.close()
 
     def test_credentials_survive_a_restart_and_an_export(self, login_broker: BrokerProcess, connect: Connect) -> None:
         client = connect(user="nobody")

@@ -19,6 +19,7 @@ from kafka.protocol.admin import (
 )
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
 from kafka_socket import KafkaSocket
+from transaction_client import TransactionClient
 
 from amqpd.testing import BrokerProcess
 
@@ -120,6 +121,25 @@ class TestDeleteRecords:
         answer: Any = kafka_broker.api("GET", f"/api/queues/%2F/{name}")
         assert answer["name"] == name
         assert deleted(client, name, {0: 3}) == [(0, 7)]
+
+    def test_deleted_records_of_a_kept_segment_are_out_of_range(
+        self, kafka_address: str, client: KafkaSocket, kafka_broker: BrokerProcess
+    ) -> None:
+        name = new_name()
+        create(client, name)
+        produce(kafka_address, name, 5)
+        with TransactionClient(kafka_address) as producer:
+            assert [producer.init(), *producer.add(name), producer.produce(name, b"no", b"no")] == [0, 0, 0]
+            assert producer.end(False) == 0  # its marker has the offset 7
+            assert producer.fetch(name, committed=True, offset=4).error_code == 0
+            assert deleted(client, name, {0: 6}) == [(0, 6)]
+            assert earliest(client, name) == 6
+            assert producer.fetch(name, committed=True, offset=4).error_code == 1
+            found = producer.fetch(name, committed=True, offset=6)
+            assert (found.error_code, found.log_start_offset, found.last_stable_offset) == (0, 6, 8)
+            assert [each.first_offset for each in found.aborted_transactions] == [7]
+            assert deleted(client, name, {0: 7}) == [(0, 7)]
+            assert earliest(client, name) == 7
 
     def test_minus_one_deletes_all_records(self, kafka_address: str, client: KafkaSocket) -> None:
         name = new_name()

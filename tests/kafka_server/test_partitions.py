@@ -12,6 +12,7 @@ from typing import Any
 import pika
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from group_members import poll_until
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewPartitions, NewTopic
 from kafka.partitioner import murmur2
@@ -186,6 +187,7 @@ class TestTopics:
         assert metadata(client, name).error_code == 3
         assert f"{name}-0" in all_topics(client)
 
+    @pytest.mark.slow
     def test_the_id_is_the_same_after_a_restart(self, tmp_path: Path) -> None:
         with BrokerProcess(tmp_path, settings=SETTINGS) as broker, KafkaSocket(address_of(broker)) as client:
             topic_id = create(client, "orders", 3).topic_id
@@ -400,14 +402,8 @@ class TestRecords:
         other = KafkaConsumer(bootstrap_servers=kafka_address, auto_offset_reset="earliest", **options)
         for each in (consumer, other):
             each.subscribe([name])
-        assigned: list[set[TopicPartition]] = []
-        for _ in range(200):
-            for each in (consumer, other):
-                each.poll(50)
-            assigned = [consumer.assignment(), other.assignment()]
-            if [len(each) for each in assigned] == [2, 2]:
-                break
-        assert assigned[0] | assigned[1] == {TopicPartition(name, number) for number in range(4)}
+        poll_until(lambda: len(consumer.assignment()) == len(other.assignment()) == 2, consumer, other)
+        assert consumer.assignment() | other.assignment() == {TopicPartition(name, number) for number in range(4)}
         for each in (consumer, other):
             each.close()
         admin = KafkaAdminClient(bootstrap_servers=kafka_address)

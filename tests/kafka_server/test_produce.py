@@ -15,12 +15,13 @@ import pika
 import pytest
 from google_crc32c import value as crc32c
 
-from amqpd.testing import BrokerProcess, embedded
+from amqpd.kafka_server import produce
+from amqpd.testing import BrokerProcess, BrokerThread, embedded
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from aiokafka import AIOKafkaProducer
-    from kafka import KafkaProducer
+    from kafka import KafkaConsumer, KafkaProducer, TopicPartition
     from kafka.errors import MessageSizeTooLargeError, UnknownTopicOrPartitionError
     from kafka.protocol.producer import InitProducerIdResponse, ProduceRequest, ProduceResponse
     from kafka.record.default_records import DefaultRecordBatchBuilder
@@ -362,6 +363,24 @@ def test_a_bad_batch_is_refused(broker: BrokerProcess, client: Client, data: byt
     assert declared.method.message_count == 0
 
 
+@pytest.mark.parametrize("codec", [None, "lz4"])
+def test_a_batch_without_a_max_timestamp_is_found_by_its_time(
+    broker: BrokerProcess, client: Client, codec: str | None
+) -> None:
+    """As of sarama before 1.45.1."""
+    name = f"no-max-timestamp-{codec}"
+    declare(broker, name)
+    now_ms = int(time.time() * 1000)
+    data = changed(batch(b"1", time_ms=now_ms, codec=codec), 35, b"\xff" * 8)
+    assert client.produce(name, data).error_code == 0
+    consumer = KafkaConsumer(bootstrap_servers=f"127.0.0.1:{kafka_port(broker)}")
+    partition = TopicPartition(name, 0)
+    assert consumer.offsets_for_times({partition: now_ms})[partition].offset == 0
+    consumer.close()
+    late = changed(batch(b"1", time_ms=now_ms + 10**7, codec=codec), 35, b"\xff" * 8)
+    assert client.produce(name, late).error_code == produce.INVALID_TIMESTAMP
+
+
 def test_a_batch_above_the_size_limit_is_refused(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, settings={**SETTINGS, "amqp.message_size_max_bytes": 5000}) as broker:
         declare(broker, "small")
@@ -435,6 +454,24 @@ def test_a_repeated_batch_is_stored_once(broker: BrokerProcess, client: Client) 
     assert client.produce("repeated", numbered(producer, 14, b"next")).base_offset == 14
 
 
+def test_a_repeated_batch_is_answered_and_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+
+    def count(_call: Any, _kind: str, size_bytes: int) -> int:
+        counted.append(size_bytes)
+        return 0
+
+    monkeypatch.setattr(produce, "count_bytes", count)
+    with BrokerThread(tmp_path, settings=SETTINGS) as broker:
+        with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+            connection.channel().queue_declare("s", durable=True, arguments={"x-queue-type": "stream"})
+        with Client(int(broker.kafka_bootstrap.rpartition(":")[2])) as client:
+            producer = client.producer_id().producer_id
+            for number in (1, 2):
+                assert client.produce("s", numbered(producer, 0, b"x")).base_offset == 0
+                assert len(counted) == number
+
+
 def test_wrong_sequence_is_error_45_and_older_epoch_is_error_47(broker: BrokerProcess, client: Client) -> None:
     declare(broker, "epochs")
     producer = client.producer_id().producer_id
@@ -464,7 +501,7 @@ def test_sequence_after_the_highest_is_0(broker: BrokerProcess, client: Client) 
     assert client.produce("wrap", numbered(producer, 1, b"4")).base_offset == 3
 
 
-@pytest.mark.parametrize("clean", [False, True], ids=["kill", "stop"])
+@pytest.mark.parametrize("clean", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["kill", "stop"])
 def test_repeated_batches_are_known_after_a_restart(tmp_path: Path, clean: bool) -> None:
     with BrokerProcess(tmp_path, settings=SETTINGS) as broker:
         declare(broker, "kept")
@@ -555,7 +592,7 @@ def test_a_request_with_much_work_is_done_in_several_turns(tmp_path: Path, monke
         runs.append(1)
         run_once(pending)
 
-    monkeypatch.setattr("amqpd.kafka_server.produce.SLICE_MS", 0)
+    monkeypatch.setattr("amqpd.kafka_server.produce.SLICE_S", 0.0)
     monkeypatch.setattr(PendingProduce, "run", counted)
 
     def send(amqp_port: int, port: int) -> list[int]:

@@ -193,6 +193,7 @@ def test_sequences_continue_with_zero_after_the_highest(kafka_broker: BrokerProc
     assert bodies(channel, name) == [b"0", b"1", b"2", b"3"]
 
 
+@pytest.mark.slow
 def test_after_a_kill_a_repeated_batch_is_known(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, settings={"kafka.port": 0, "kafka.host": "127.0.0.1"}) as broker:
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:

@@ -17,6 +17,7 @@ from kafka.protocol.producer import ProduceRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka_socket import KafkaSocket, address_of, audit_records, until
+from share_client import ShareMember
 
 from amqpd.broker.vhost.limit_set import CONSUMER_BYTE_RATE, NO_LIMITS, PRODUCER_BYTE_RATE, Limits
 from amqpd.kafka_server.quotas import BURST_MS, THROTTLE_MS_MAX, ClientQuotas
@@ -81,6 +82,40 @@ def test_levels_of_users_below_their_rate_are_not_kept() -> None:
     assert len(quotas._levels) <= 4 * BURST_MS
 
 
+def fetch_in_turn(count: int, time_ms: int) -> list[int]:
+    """Return the bytes that each of several connections of a user with 1 kB/s gets in this time."""
+    clock = Clock(consumer_byte_rate=1000)
+    quotas = clock.quotas()
+    session = SimpleNamespace(user=SimpleNamespace(name="alice"))
+    calls: list[Any] = [
+        SimpleNamespace(session=session, connection=SimpleNamespace(has_waited=False)) for _ in range(count)
+    ]
+    found = [0] * count
+    began_ms = clock.ms
+    due = [(clock.ms, number) for number in range(count)]
+    while due[0][0] < began_ms + time_ms:
+        clock.ms, number = due.pop(0)
+        size_bytes = quotas.fetch_bytes(calls[number])
+        assert 0 <= size_bytes <= 1000
+        found[number] += size_bytes
+        throttle_ms = quotas.throttle_ms("alice", CONSUMER_BYTE_RATE, size_bytes)
+        calls[number].connection.has_waited = throttle_ms > 0
+        # The first client asks at once, the others a little later.
+        due = sorted([*due, (clock.ms + throttle_ms + 20 * (number > 0) + 1, number)])
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 100])
+def test_each_connection_gets_its_part_of_the_rate_also_if_it_comes_late(count: int) -> None:
+    found = fetch_in_turn(count, 300_000)
+    assert 250_000 < sum(found) < 330_000
+    assert min(found) > 0.7 * sum(found) / count
+
+
+def test_none_of_very_many_connections_gets_nothing() -> None:
+    assert min(fetch_in_turn(1000, 3 * THROTTLE_MS_MAX)) > 0
+
+
 # -- clients
 
 
@@ -114,16 +149,23 @@ class Client(KafkaSocket):
         return self.ask(request, version)
 
     def fetch(self, topic: str, version: int = 12, offset: int = 0) -> Any:
+        return self.ask(self.fetch_request(topic, offset), version)
+
+    def send_fetch(self, topic: str) -> FetchRequest:
+        request = self.fetch_request(topic, 0)
+        self.send(request, 12)
+        return request
+
+    def fetch_request(self, topic: str, offset: int) -> FetchRequest:
         kinds = FetchRequest.FetchTopic
         partition = kinds.FetchPartition(
             partition=0, current_leader_epoch=-1, fetch_offset=offset, last_fetched_epoch=-1, log_start_offset=-1,
             partition_max_bytes=1 << 20,
         )  # fmt: skip
-        request = FetchRequest(
+        return FetchRequest(
             replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=1 << 20, isolation_level=0, session_id=0,
             session_epoch=-1, topics=[kinds(topic=topic, partitions=[partition])], forgotten_topics_data=[], rack_id="",
         )  # fmt: skip
-        return self.ask(request, version)
 
 
 @pytest.fixture
@@ -158,10 +200,10 @@ def test_a_produce_above_the_rate_is_stored_and_its_connection_waits(
 ) -> None:
     with Client(address_of(kafka_broker), user) as client:
         assert client.produce(topic, 5000, version=version).throttle_time_ms == 0
-        set_rates(kafka_broker, user, producer_byte_rate=200)
+        set_rates(kafka_broker, user, producer_byte_rate=400)
         answer = client.produce(topic, 5000, version=version)
         assert answer.responses[0].partition_responses[0].base_offset == 1
-        assert 20_000 < answer.throttle_time_ms < 30_000
+        assert 10_000 < answer.throttle_time_ms < THROTTLE_MS_MAX
         until(lambda: states(kafka_broker, user) == {"flow"})
         with Client(address_of(kafka_broker), user) as other:  # it shares the rate
             assert other.produce(topic, 5000, version=version).throttle_time_ms > answer.throttle_time_ms
@@ -219,6 +261,35 @@ def test_a_fetch_gets_what_a_second_allows_and_nothing_while_the_user_is_above_t
         until(lambda: states(kafka_broker, user) == {"flow"})
 
 
+def test_each_of_two_connections_gets_records_after_its_wait(
+    kafka_broker: BrokerProcess, user: str, topic: str
+) -> None:
+    with Client(address_of(kafka_broker), user) as client:
+        for _ in range(20):
+            client.produce(topic, 2000)
+    set_rates(kafka_broker, user, consumer_byte_rate=10_000)
+    with Client(address_of(kafka_broker), user) as client, Client(address_of(kafka_broker), user) as other:
+        while client.fetch(topic).throttle_time_ms == 0:
+            pass
+        assert other.fetch(topic).responses == []
+        requests = [each.send_fetch(topic) for each in (client, other)]  # handled when the waits are over
+        for each, request in zip((client, other), requests, strict=True):
+            assert len(each.decode(request, 12, each.receive()).responses[0].partitions[0].records) > 2000
+
+
+def test_a_share_member_gets_what_a_second_allows(kafka_broker: BrokerProcess, user: str, topic: str) -> None:
+    address = address_of(kafka_broker)
+    with Client(address, user) as client, ShareMember(address, f"g-{topic}", topic) as member:
+        member.socket.close()
+        member.socket = client
+        until(lambda: member.heartbeat(topics=[topic])[1])
+        assert member.fetch(epoch=0).records == []
+        for _ in range(20):
+            client.produce(topic, 2000)
+        set_rates(kafka_broker, user, consumer_byte_rate=5000)
+        assert 1 <= len(member.fetch(wait_ms=10_000).records) <= 3
+
+
 def test_stock_clients_wait_and_lose_nothing(kafka_broker: BrokerProcess, user: str, topic: str) -> None:
     set_rates(kafka_broker, user, producer_byte_rate=40_000, consumer_byte_rate=40_000)
     login: dict[str, Any] = {
@@ -232,7 +303,7 @@ def test_stock_clients_wait_and_lose_nothing(kafka_broker: BrokerProcess, user: 
     sent = [producer.send(topic, b"%d" % number + b"." * 3000) for number in range(30)]
     assert [each.get(60).offset for each in sent] == list(range(30))
     producer.close()
-    consumer = KafkaConsumer(topic, **login, auto_offset_reset="earliest", consumer_timeout_ms=60_000)
+    consumer = KafkaConsumer(topic, **login, auto_offset_reset="earliest", consumer_timeout_ms=300_000)
     found = [record.value.partition(b".")[0] for _, record in zip(range(30), consumer, strict=False)]
     assert found == [b"%d" % number for number in range(30)]
     consumer.close()

@@ -111,7 +111,10 @@ class Traffic:
 
 # pika leaves a socket open whose connection is reset while it logs in.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-@pytest.mark.parametrize("kind", ["classic", "quorum", "stream"])
+@pytest.mark.parametrize(
+    "kind",
+    ["classic", pytest.param("quorum", marks=pytest.mark.slow), pytest.param("stream", marks=pytest.mark.slow)],
+)
 def test_no_confirmed_record_is_lost_and_repeats_are_marked(tmp_path: Path, kind: str) -> None:
     settings = {"kafka.port": 0, "kafka.host": "127.0.0.1", "kafka.share_auto_offset_reset": "earliest"}
     with BrokerProcess(tmp_path, settings=settings) as broker:

@@ -231,6 +231,22 @@ def test_a_member_that_ends_releases_its_records(broker: BrokerProcess, amqp: Am
             assert [(each.value, each.count) for each in other.take(1)] == [(b"left", 2)]
 
 
+def test_the_last_acknowledgements_may_come_after_the_member_has_left(broker: BrokerProcess, amqp: Amqp) -> None:
+    name = amqp.queue()
+    amqp.publish(name, b"last")
+    with ShareMember(address_of(broker), "g", name) as member, ShareMember(address_of(broker), "g") as leaving:
+        leaving.id = member.id
+        assert leaving.heartbeat(0, [name])[0] == 0
+        taken = member.take(1)
+        member.send_fetch(wait_ms=60_000)
+        assert leaving.heartbeat(-1)[0] == 0
+        answer = member.receive(FETCH)
+        assert (answer.error, answer.records) == (0, [])
+        member.end(name, taken, ACCEPT)
+        assert member.fetch(wait_ms=60_000).error == 122  # the session has ended meanwhile
+        assert amqp.count(name) == 0
+
+
 def test_priorities_keep_their_order_over_the_responses(broker: BrokerProcess, amqp: Amqp) -> None:
     name = amqp.queue("classic", x_max_priority=3)
     for priority in (1, 3, 2, 3, 1):
@@ -329,12 +345,24 @@ def test_session_epochs_and_unknown_sessions_are_checked(broker: BrokerProcess, 
         assert member.fetch(epoch=5).error == 123
         assert member.fetch().error == 0  # 1 was still expected
         assert member.fetch({name: [(0, 0, ACCEPT)]}, epoch=0).error == 42
-        assert member.fetch({name: [(0, 0, RENEW)]}, epoch=2).error == 42
         with ShareMember(address_of(broker), "g", name) as other:
             other.id = member.id
             assert other.fetch(epoch=2).error == 122  # another connection
         assert member.acknowledge({}, epoch=-1).error == 0
         assert member.fetch(epoch=2).error == 122
+
+
+@pytest.mark.parametrize("acks", [[(0, 0, RENEW)], [(0, 0, 9)], [(1, 0, ACCEPT)], [(1, 1, ACCEPT), (-1, 0, ACCEPT)]])
+def test_impossible_acknowledgements_are_refused_for_their_topic(
+    broker: BrokerProcess, amqp: Amqp, acks: list[tuple[int, int, int]]
+) -> None:
+    name = amqp.queue()
+    amqp.publish(name, b"0", b"1")
+    with ShareMember(address_of(broker), "g", name) as member:
+        taken = member.take(2)
+        for answer in (member.acknowledge({name: acks}), member.fetch({name: acks})):
+            assert (answer.error, answer.ack_errors) == (0, {name: 42})
+        member.end(name, taken, ACCEPT)
 
 
 def test_heartbeats_join_leave_and_fence(broker: BrokerProcess, amqp: Amqp) -> None:
@@ -423,10 +451,6 @@ def _frames() -> list[tuple[int, bytes]]:
         (FETCH, fetch + b"\0\0\x02" + uid + huge),
         (FETCH, fetch + b"\0\0\x02" + uid + b"\x02" + bytes(4) + huge),
         (FETCH, fetch + b"\0\0\x02" + uid + b"\x02" + bytes(4) + b"\x02" + bytes(8) + b"\x7f" * 8 + b"\x02\x01\0"),
-        (
-            ACKNOWLEDGE,
-            text + text + bytes(4) + b"\0\x02" + uid + b"\x02" + bytes(4) + b"\x02" + bytes(16) + b"\x02\x09\0",
-        ),
         (ACKNOWLEDGE, text + b"\x03\xff\xff"),
         (76, text + text + bytes(4) + b"\0" + huge),
         (77, huge),

@@ -101,6 +101,16 @@ def test_an_acknowledgement_of_what_retention_has_removed_is_ignored() -> None:
     assert (state.start, state.open_count) == (5, 0)
 
 
+def test_an_acknowledgement_below_the_start_is_ignored() -> None:
+    state = ShareState(0)
+    state.acquire("a", 0, 4, 10, 5)
+    assert update(state, "a", ack(0, 1, ACCEPT))
+    assert update(state, "a", ack(0, 2, ACCEPT))
+    assert state.start == 3
+    assert update(state, "a", ack(4, 4, ACCEPT))
+    assert not update(state, "a", ack(4, 4, ACCEPT))
+
+
 @pytest.mark.parametrize(
     "data",
     [b"", b"\x01", b"\x02" + bytes(8), b"\x01" + bytes(9), b"\x01" + bytes(8) + b"\xff" * 18, b"\x01" + bytes(8 + 18)],
@@ -150,13 +160,14 @@ class Walk(RuleBasedStateMachine):
         first = data.draw(st.integers(0, len(self.model) - 1))
         last = data.draw(st.integers(first, min(first + 3, len(self.model) - 1)))
         kind = data.draw(st.sampled_from((ACCEPT, RELEASE, REJECT, RENEW)))
-        is_possible = set(range(first, last + 1)) <= set(self.acquired(member))
+        open_from = max(first, self.state.start)  # what is below is ignored
+        is_possible = set(range(open_from, last + 1)) <= set(self.acquired(member))
         updated = self.state.begin_update(member, [ack(first, last, kind)], self.now + LOCK_MS)
         assert (updated is not None) == is_possible
         if updated is None:
             return
         self.state.end_update(updated, written)
-        for offset in range(first, last + 1):
+        for offset in range(open_from, last + 1):
             if kind == RENEW:
                 self.model[offset] = (self.model[offset][0], member, self.now + LOCK_MS)
             elif written and kind == RELEASE:

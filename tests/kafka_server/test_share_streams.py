@@ -13,9 +13,14 @@ from kafka.protocol.admin import DeleteGroupsRequest, ListGroupsRequest
 from kafka_socket import KafkaSocket, address_of
 from share_client import ACCEPT, DESCRIBE, FETCH, REJECT, RELEASE, ShareMember
 
-from amqpd.kafka_server.body_writer import BodyWriter
-from amqpd.kafka_server.request_reader import RequestReader
-from amqpd.testing import BrokerProcess
+from amqpd.broker.vhost.vhost import VHost
+from amqpd.kafka_server import pace, share_groups
+from amqpd.kafka_server.connection import Call
+from amqpd.kafka_server.pace import Steps
+from amqpd.kafka_server.request_reader import BodyWriter, RequestReader
+from amqpd.kafka_server.share_stream import ShareStreams
+from amqpd.kafka_server.topics import PartitionedTopic, TopicPartition
+from amqpd.testing import BrokerProcess, BrokerThread
 
 LOCK_MS = 1000
 SETTINGS = {
@@ -76,6 +81,20 @@ def test_a_batch_of_a_kafka_producer_is_shared_by_its_records(broker: BrokerProc
         mine, others = a.take(20), b.take(30)
         assert [each.value for each in (*mine, *others)] == numbers(0, 50)
         assert others[0].headers == {"h": b"v"}
+
+
+def test_a_batch_is_in_a_response_once_if_more_of_its_records_are_released_meanwhile(broker: BrokerProcess) -> None:
+    name = stream(broker)
+    producer = KafkaProducer(bootstrap_servers=address_of(broker), linger_ms=60_000)
+    for number in range(4):
+        producer.send(name, b"%d" % number)
+    producer.close()
+    with ShareMember(address_of(broker), "g", name) as member:
+        records = member.take(4)
+        member.end(name, records[1:2], RELEASE)
+        # The last record is released when that is synced, after the second one was acquired again.
+        answer = member.fetch({name: [(records[3].offset, records[3].offset, RELEASE)]}, wait_ms=20_000)
+        assert answer.values == [b"1", b"3"]
 
 
 def test_a_waiting_fetch_is_answered_when_a_record_arrives(broker: BrokerProcess) -> None:
@@ -139,6 +158,47 @@ def test_a_deleted_stream_answers_the_fetch_and_a_new_one_begins_anew(broker: Br
     publish(broker, name, b"new")
     with ShareMember(address_of(broker), "g", name) as member:
         assert [each.value for each in member.take(1)] == [b"new"]
+
+
+def test_a_partition_with_an_error_is_tried_again_until_the_client_forgets_it(broker: BrokerProcess) -> None:
+    name = stream(broker, b"old")
+    with ShareMember(address_of(broker), "g", name) as member:
+        member.end(name, member.take(1), ACCEPT)
+        broker.ctl("delete_queue", name)
+        for _ in range(2):
+            assert member.fetch(wait_ms=60_000).errors == {name: 100}
+        answer = member.fetch(forget=[name])
+        assert (answer.error, answer.errors) == (0, {})
+
+
+def test_a_member_that_was_cut_off_while_its_streams_were_prepared_has_them_prepared_when_it_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, prepared, cut = share_groups._prepare, [], []
+
+    def recorded(_: ShareStreams, vhost: VHost, group: str, partition: TopicPartition) -> None:
+        prepared.append(partition.topic.name)
+
+    def cut_once(call: Call, group: str, topic: PartitionedTopic) -> Steps[None]:
+        if not cut:
+            cut.append(True)
+            call.connection.close("the test")
+        yield from prepare(call, group, topic)
+
+    monkeypatch.setattr(ShareStreams, "prepare", recorded)
+    monkeypatch.setattr(share_groups, "_prepare", cut_once)
+    with BrokerThread(tmp_path, settings={"kafka.port": 0}) as broker:
+        with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+            for name in ("a", "b"):
+                connection.channel().queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
+        with ShareMember(broker.kafka_bootstrap, "g", "a", "b") as first:
+            monkeypatch.setattr(pace, "SLICE_S", 0.0)  # each step has a turn of its own
+            with pytest.raises(ConnectionError):
+                first.heartbeat(0, ["a", "b"])
+        with ShareMember(broker.kafka_bootstrap, "g", "a", "b") as second:
+            second.id = first.id
+            assert second.heartbeat(0, ["a", "b"])[0] == 0
+    assert sorted(prepared) == ["a", "b"]
 
 
 def test_after_a_kill_only_unacknowledged_records_come_again(tmp_path: Path) -> None:
@@ -274,6 +334,8 @@ def test_offsets_are_described_altered_and_deleted(broker: BrokerProcess) -> Non
         assert state(member) == (0, "Empty", 0)
         assert alter(member, name, -3) == (0, [42])
         assert alter(member, "absent", 1) == (0, [3])
+        assert alter(member, name, 8) == (0, [68])  # the session may still have acknowledgements
+        assert member.acknowledge({}, epoch=-1).error == 0
         assert alter(member, name, 8) == (0, [0])
         assert offsets(member) == (0, {name: (8, 2)})
         member.epoch = 0

@@ -234,6 +234,7 @@ def test_definitions_and_lists_have_the_argument(kafka_broker: BrokerProcess, tm
         kafka_broker.delete_vhost(each.name)
 
 
+@pytest.mark.slow
 def test_topic_survives_a_restart(tmp_path: Path) -> None:
     settings = {"kafka.port": 0, "kafka.host": "127.0.0.1"}
     with BrokerProcess(tmp_path, settings=settings) as broker:

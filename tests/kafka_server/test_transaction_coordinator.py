@@ -9,8 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from simulated_filesystem import SimulatedClock
 from test_committed_offsets import Disk, Lab
 
+from amqpd.broker.flow import timers
 from amqpd.kafka_server import transaction_coordinator, transactions
 from amqpd.kafka_server.committed_offsets import CommittedOffset, OffsetKey
 from amqpd.kafka_server.transaction_coordinator import (
@@ -21,6 +23,7 @@ from amqpd.kafka_server.transaction_coordinator import (
     TransactionEntry,
 )
 from amqpd.kafka_server.transactions import TransactionMetadata, TransactionPartition, TransactionState
+from amqpd.storage.clock_watch import ClockWatch
 
 GONE = TransactionPartition("t", bytes(16), 0)
 """A partition of a deleted stream: it needs no marker."""
@@ -28,16 +31,19 @@ KEY = OffsetKey("v", "g", "t", 0)
 
 
 class Timers:
-    """A clock that the test moves."""
+    """Timers with a clock that the test moves."""
 
     def __init__(self) -> None:
-        self.now = 1_000_000
+        self.clock = SimulatedClock()
+        self.clock.now_ms = 1_000_000
         self.armed: dict[Any, int] = {}
+        wheel = timers.Timers(lambda _delay_s, _call: None, ClockWatch(self.clock))
+        self.now_ms, self.wall_ms = wheel.now_ms, wheel.wall_ms
+        self.agreed_ms, self.from_wall = wheel.agreed_ms, wheel.from_wall
 
-    def now_ms(self) -> int:
-        return self.now
-
-    wall_ms = now_ms
+    @property
+    def now(self) -> int:
+        return self.clock.now_ms
 
     def arm(self, timer: Any, due_ms: int) -> None:
         self.armed[timer] = due_ms
@@ -46,7 +52,7 @@ class Timers:
         self.armed.pop(timer, None)
 
     def move(self, ms: int) -> None:
-        self.now += ms
+        self.clock.now_ms += ms
         for timer, due_ms in list(self.armed.items()):
             if due_ms <= self.now and self.armed.pop(timer, None) is not None:
                 timer.fire()
@@ -66,7 +72,8 @@ class Office:
             timers=self.timers,
             vhosts={"/": self.vhost},
         )
-        self.coordinator = TransactionCoordinator(self.broker, self.lab.offsets)
+        self.pace: Any = SimpleNamespace(later=self.lab.soon.append)
+        self.coordinator = TransactionCoordinator(self.broker, self.lab.offsets, self.pace)
         self.coordinator.start()
         self.lab.run()
         self.coordinator.on_loaded()
@@ -87,14 +94,13 @@ class Office:
 
     def init(self, name: str = "x", timeout_ms: int = 60_000) -> list[int]:
         return self.change(
-            lambda current: transactions.init_producer(current, -1, -1, timeout_ms, 77, self.timers.now), name
+            lambda current: transactions.init_producer(current, -1, -1, timeout_ms, 77, self.timers.wall_ms()), name
         )
 
     def begin(self, name: str = "x", timeout_ms: int = 60_000) -> None:
         assert self.init(name, timeout_ms) == [0]
-        assert self.change(lambda current: transactions.add(current, 77, 0, [GONE], ["g"], self.timers.now), name) == [
-            0
-        ]
+        now_ms = self.timers.wall_ms()
+        assert self.change(lambda current: transactions.add(current, 77, 0, [GONE], ["g"], now_ms), name) == [0]
 
     def add_offset(self, offset: int) -> None:
         answers: list[bool] = []
@@ -103,7 +109,7 @@ class Office:
         assert answers == [True]
 
     def end(self, commits: bool = True, name: str = "x") -> list[int]:
-        return self.change(lambda current: transactions.end(current, 77, 0, commits, self.timers.now), name)
+        return self.change(lambda current: transactions.end(current, 77, 0, commits, self.timers.wall_ms()), name)
 
     def state(self, name: str = "x") -> TransactionState | None:
         current = self.coordinator.find(self.vhost, name)
@@ -184,6 +190,31 @@ def test_time_out_that_cannot_be_written_is_tried_again_without_a_busy_loop(tmp_
     assert office.end() == [90]
 
 
+DAY_MS = 86_400_000
+
+
+@pytest.mark.parametrize("jump_ms", [-DAY_MS, DAY_MS])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_time_out_does_not_follow_a_jump_of_the_wall_clock(office: Office, jump_ms: int, restarts: bool) -> None:
+    office.begin(timeout_ms=5000)
+    office.timers.clock.jump_ms = jump_ms
+    other = GONE._replace(topic="u")
+    assert office.change(lambda current: transactions.add(current, 77, 0, [other], [], office.timers.wall_ms())) == [0]
+    if restarts:
+        office = office.restart()
+    office.move(4000)
+    assert office.state() is TransactionState.ONGOING
+    office.move(1000)
+    assert office.state() is TransactionState.COMPLETE_ABORT
+
+
+def test_id_does_not_expire_by_a_jump_of_the_wall_clock(office: Office) -> None:
+    assert office.init() == [0]
+    office.timers.clock.jump_ms = 2 * IDS_KEPT_MS
+    office.move(SWEEP_MS)
+    assert office.state() is TransactionState.EMPTY
+
+
 def test_unused_id_expires_and_an_open_transaction_does_not(office: Office) -> None:
     assert office.init("unused") == [0]
     office.begin("used")
@@ -233,7 +264,7 @@ def test_ids_and_their_partitions_are_limited(office: Office, monkeypatch: pytes
 def test_requests_wait_until_both_logs_are_read(tmp_path: Path) -> None:
     office = Office(tmp_path)
     office.lab.offsets.is_loaded = False
-    late = TransactionCoordinator(office.broker, office.lab.offsets)
+    late = TransactionCoordinator(office.broker, office.lab.offsets, office.pace)
     late._log.directory += uuid.uuid4().hex
     session: Any = SimpleNamespace(operator=True)
     late.start()

@@ -116,6 +116,7 @@ def numbers(values: list[bytes]) -> list[int]:
     return [int(each) for each in values[::2]]
 
 
+@pytest.mark.slow
 def test_transactions_are_whole_or_absent_after_each_kill(broker: BrokerProcess) -> None:
     """Topics, the group's offset and AMQP agree after each kill, also about a commit without an answer."""
     address = address_of(broker)
@@ -192,7 +193,7 @@ def decide(data_dir: Path, name: str, change: Any) -> None:
             """Do nothing: `run` ends the turns."""
 
     turn: Any = NoTurn()
-    log = TransactionLog(LogHost(storage, turn, waiting.append, lambda: 0), lambda: None)
+    log = TransactionLog(LogHost(storage, turn, waiting.append, waiting.append, lambda: 0), lambda: None)
 
     def run(until: Any) -> None:
         deadline = time.monotonic() + 30
@@ -237,6 +238,7 @@ def test_open_transaction_goes_on_after_a_kill(broker: BrokerProcess) -> None:
         assert client.values(topic) == [b"a"]
 
 
+@pytest.mark.slow
 def test_time_out_passes_while_the_broker_is_down(broker: BrokerProcess) -> None:
     address = address_of(broker)
     topic = new_topic(address)

@@ -64,7 +64,9 @@ def test_producer_that_names_its_epoch_gets_the_next_one_and_the_same_one_if_it_
     assert repeated.epoch == 5
     assert init_producer(bumped, 77, 3, 5000, 99, NOW) == 90
     assert init_producer(bumped, 78, 5, 5000, 99, NOW) == 90
-    assert init_producer(bumped._replace(state=TransactionState.ONGOING), 77, 4, 5000, 99, NOW) == 90
+    begun = add(bumped, 77, 5, [P0], [], NOW)
+    assert isinstance(begun, TransactionMetadata)
+    assert init_producer(begun, 77, 4, 5000, 99, NOW) == 90
 
 
 def test_fenced_producer_cannot_take_the_epoch_of_the_one_that_fenced_it() -> None:
@@ -81,6 +83,9 @@ def test_used_up_epochs_lead_to_another_producer_id() -> None:
     assert late is not None
     assert late.epoch == EPOCH_MAX + 1 == 0x7FFF
     made = init_producer(complete(late, NOW), -1, -1, 5000, 99, NOW)
+    assert isinstance(made, TransactionMetadata)
+    assert (made.producer_id, made.epoch) == (99, 0)
+    made = init_producer(complete(late, NOW), 77, EPOCH_MAX, 5000, 99, NOW)
     assert isinstance(made, TransactionMetadata)
     assert (made.producer_id, made.epoch) == (99, 0)
 
@@ -130,6 +135,20 @@ def test_time_out_counts_from_the_first_partition() -> None:
     assert aborted is not None
     assert (aborted.state, aborted.epoch) == (TransactionState.PREPARE_ABORT, 1)
     assert time_out(aborted, NOW + 9999) is None
+
+
+def test_a_producer_continues_after_the_time_out_of_its_transaction_unless_another_one_has_its_id() -> None:
+    aborted = time_out(ongoing(), NOW + 5000)
+    assert aborted is not None
+    assert init_producer(aborted, 77, 0, 5000, 99, NOW) == 51
+    done = complete(aborted, NOW)
+    again = init_producer(done, 77, 0, 5000, 99, NOW)
+    assert isinstance(again, TransactionMetadata)
+    assert (again.state, again.epoch) == (TransactionState.EMPTY, 1)
+    assert init_producer(again, 77, 0, 5000, 99, NOW) == again
+    other = init_producer(done, -1, -1, 5000, 99, NOW)
+    assert isinstance(other, TransactionMetadata)
+    assert init_producer(other, 77, 0, 5000, 99, NOW) == 90
 
 
 def test_known_partitions_change_nothing() -> None:

@@ -19,9 +19,7 @@ from kafka.protocol.producer import (
 )
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.memory_records import MemoryRecords
-from kafka_socket import KafkaSocket
-
-from amqpd.kafka_server.messages import build
+from kafka_socket import KafkaSocket, build
 
 
 def new_topic(address: str, prefix: str = "topic") -> str:

@@ -132,7 +132,8 @@ def test_changes_over_http_and_amqpctl_are_recorded(broker: BrokerProcess, api: 
     assert (record["user"], record["front_end"]) == ("rmq-cli", "amqpctl")
     assert last_record(api, "alarm.cleared", "disk")["user"] == "rmq-internal"
     api.send_ok("POST", "/api/definitions", {"vhosts": [{"name": "more"}]})
-    assert last_record(api, "definitions.imported", "definitions")["details"]["items"] == {"vhosts": 1}
+    items = last_record(api, "definitions.imported", "definitions")["details"]["items"]
+    assert items == {"vhosts": 1, "permissions": 1}
     connection = connect(broker)
     name = next(each["name"] for each in api.get("/api/connections"))
     api.send_ok("DELETE", f"/api/connections/{quote(name, safe='')}")

@@ -54,6 +54,38 @@ class TestConnections:
         assert api("GET", "/api/connections/none").status == 404
         assert api("GET", f"/api/channels/{quote(found['name'], safe='')}%20(77)").status == 404
 
+    def test_user_without_monitoring_sees_own_consumers_alone(self, api, v, amqpd_vhost, channel, user):
+        """RabbitMQ: as with connections and channels."""
+        channel.queue_declare("q")
+        channel.basic_consume("q", lambda *_: None, consumer_tag="of guest")
+        caller = user("management", configure=".*", write=".*", read=".*")
+        login = pika.PlainCredentials(caller.user, caller.password)
+        parameters = pika.ConnectionParameters("127.0.0.1", api.broker.amqp_port, amqpd_vhost.name, login)
+        with pika.BlockingConnection(parameters) as connection:
+            connection.channel().basic_consume("q", lambda *_: None, consumer_tag="own")
+            for path in ("/api/consumers", f"/api/consumers/{v}"):
+                assert [each["consumer_tag"] for each in caller.get(path)] == ["own"]
+            seen = {each["consumer_tag"] for each in user("monitoring").get(f"/api/consumers/{v}")}
+        assert seen == {"of guest", "own"}
+
+    def test_user_without_monitoring_sees_no_channels_of_others_in_other_routes(self, api, v, channel, user):
+        """RabbitMQ shows those of others only in `consumer_details` and `owner_pid_details` of a queue."""
+        channel.queue_declare("q")
+        channel.queue_bind("q", "amq.topic", "k")
+        channel.basic_consume("q", lambda *_: None)
+        channel.basic_publish("amq.topic", "k", b"x")
+        channel.connection.process_data_events(0.2)
+        seen = []
+        for caller in (user("management", read=".*"), user("monitoring", read=".*")):
+            topology, queue = caller.get(f"/api/amqpd/topology/{v}"), caller.get(f"/api/queues/{v}/q")
+            incoming = caller.get(f"/api/exchanges/{v}/amq.topic")["incoming"]
+            lists = (topology["consumers"], topology["publishers"], queue["deliveries"], incoming)
+            seen.append([len(each) for each in lists])
+            assert len(queue["consumer_details"]) == 1
+        assert seen == [[0] * 4, [1] * 4]
+        totals = user("management", read=".*").get("/api/overview")["object_totals"]
+        assert (totals["queues"], totals["connections"], totals["channels"]) == (1, 0, 0)
+
     @pytest.mark.parametrize(
         ("headers", "text"), [({}, "Closed via management plugin"), ({"X-Reason": "because"}, "because")]
     )
@@ -194,6 +226,14 @@ class TestBroker:
             rate = api.get(f"/api/queues/{v}/busy")["message_stats"]["publish_details"]["rate"]
         assert 0 < rate < 10_000
         assert api.get("/api/overview")["message_stats"]["publish_details"]["rate"] > 0
+
+    @pytest.mark.parametrize(
+        "check", ["health/checks/alarms", "health/checks/protocol-listener/amqp", "healthchecks/node"]
+    )
+    def test_health_checks_need_the_tag_management(self, user, check):
+        """RabbitMQ: any user of the API."""
+        assert user("management")("GET", f"/api/{check}").status == 200
+        assert user("")("GET", f"/api/{check}").status == 401
 
     def test_health_checks(self, api, v):
         for name in ("alarms", "local-alarms", "virtual-hosts", "node-is-quorum-critical", "protocol-listener/amqp"):

@@ -30,7 +30,7 @@ def test_imported_definitions_equal_exported_and_survive_kill(tmp_path, api):
         api_one.send_ok("POST", "/api/bindings/shop/e/x/q/q", {"routing_key": "a.#", "arguments": {"n": 1}})
         api_one.send_ok("POST", "/api/bindings/shop/e/x/e/y", {"routing_key": "k"})
         with pika.BlockingConnection(pika.URLParameters(f"{broker.url}shop")) as connection:
-            connection.channel().queue_declare("", durable=True)  # the broker generates the name
+            connection.channel().queue_declare("", durable=True, arguments={"x-queue-type": "classic"})
         exported = api_one.get("/api/definitions")
     with BrokerProcess(tmp_path / "two") as broker:
         api_two = type(api)(broker)

@@ -106,6 +106,23 @@ def test_new_vhost_and_its_objects_are_new(api, amqpd_vhost) -> None:
     assert api("GET", f"/api/vhosts/{quote(name, safe='')}").status == 404
 
 
+def test_importing_user_gets_permissions_in_new_vhosts(api, operator, v) -> None:
+    """RabbitMQ: as with PUT /api/vhosts. Permissions in the document have priority."""
+    names = [f"{v}-{number}" for number in range(3)]
+    own = {"user": "guest", "vhost": names[1], "configure": "", "write": "", "read": "a"}
+    document = {"vhosts": [{"name": v}, *({"name": name} for name in names[:2])], "permissions": [own]}
+    shown = [each["vhost"] for each in difference(api, document)["changes"] if each["kind"] == "permissions"]
+    assert shown == [names[1], names[0]]
+    api.send_ok("POST", "/api/definitions", document)
+    operator.send_ok("POST", "/api/definitions", {"vhosts": [{"name": names[2]}]})
+    found = [[each["configure"] for each in api.get(f"/api/vhosts/{name}/permissions")] for name in names]
+    for name in names:
+        api.send_ok("DELETE", f"/api/vhosts/{name}")
+    assert found == [[".*"], [""], []]
+    refused = api("POST", "/api/definitions", {"vhosts": [{"name": "v" * 256}]})
+    assert "permissions" not in refused.json["reason"], "an item that is not in the document"
+
+
 def test_user_changes_show_no_password_or_hash(api, user) -> None:
     existing = user("monitoring", read="a")
     users = [each for each in api.get("/api/definitions")["users"] if each["name"] == existing.user]

@@ -20,7 +20,7 @@ class TestLogin:
         answer = type(api)(amqpd_broker, "")("GET", "/api/overview")
         assert answer.status == 401
         assert answer.headers["www-authenticate"] == 'Basic realm="RabbitMQ Management"'
-        assert answer.json == {"error": "not_authorised", "reason": "Login failed"}
+        assert answer.json == {"error": "not_authorized", "reason": "Login failed"}
 
     @pytest.mark.parametrize("value", ["Basic", "Basic !!", "Basic Z3Vlc3Q=", "Bearer x", "Basic /////w=="])
     def test_malformed_credentials_are_401(self, amqpd_broker, api, value):

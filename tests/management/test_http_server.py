@@ -91,6 +91,25 @@ def test_connections_beyond_limit_are_closed_without_traceback_on_uvloop(monkeyp
     assert caplog.text.count("3 connections") == 1
 
 
+async def test_client_that_does_not_read_its_answers_is_reset(monkeypatch):
+    """Such a client would hold a socket, and an answer in memory, until its machine stops."""
+    monkeypatch.setattr(management_server, "WRITE_WAIT_S", 0.5)
+    ended = asyncio.Event()
+    monkeypatch.setattr(management_server.HttpConnection, "connection_lost", lambda *_: ended.set())
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        http_server = request.protocol._manager
+        assert isinstance(http_server, LimitedHttpServer)
+        http_server.on_request(request.protocol)
+        return web.Response(body=bytes(32 << 20))
+
+    async with running_server(answer) as port:
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(REQUEST)
+            async with asyncio.timeout(60):
+                await ended.wait()
+
+
 async def test_connection_without_complete_first_request_is_closed(monkeypatch):
     monkeypatch.setattr(management_server, "HEADER_WAIT_S", 2.0)
     async with running_server() as port:
@@ -116,20 +135,35 @@ class FakeRequest:
         return self.sock
 
 
-@pytest.mark.parametrize(
-    "sent", [b"GET /secret HTTP/9.9\r\n\r\n", b"\x16\x03\x01secret\r\n\r\n", b"GET / HTTP/1.1\r\nsecret\r\n\r\n"]
-)
-async def test_error_reply_shows_neither_request_nor_library(sent):
+async def answer_to(sent: bytes) -> bytes:
+    """Return all that the server sends until it closes the connection."""
     async with running_server() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
         response = await asyncio.wait_for(reader.read(), 30)
         writer.close()
+    return response
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET /secret HTTP/9.9\r\n\r\n", b"\x16\x03\x01secret\r\n\r\n", b"GET / HTTP/1.1\r\nsecret\r\n\r\n"]
+)
+async def test_error_reply_shows_neither_request_nor_library(sent):
+    response = await answer_to(sent)
     head, _, body = response.partition(b"\r\n\r\n")
     assert head.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 ")), response
     assert b"\r\nServer: amqpd\r\n" in head + b"\r\n"
     assert body == b'{"error":"bad_request","reason":"the request is not HTTP"}'
     assert not {word for word in (b"secret", b"python", b"aiohttp") if word in response.lower()}
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET /%s HTTP/1.1\r\n\r\n" % (b"x" * 9000), b"GET / HTTP/1.1\r\nA: %s\r\n\r\n" % (b"x" * 9000)]
+)
+async def test_error_reply_names_the_limit_of_a_long_line(sent):
+    response = await answer_to(sent)
+    assert response.split(b" ")[1] == b"431", response
+    assert response.endswith(b'"reason":"the path or a header has more than 8190 bytes"}')
 
 
 async def test_handler_exception_reply_does_not_show_library():

@@ -263,6 +263,7 @@ def test_reading_needs_monitoring_and_changes_need_permissions(
     assert reader("DELETE", f"{GROUPS}/%2F/guarded").status == 204
 
 
+@pytest.mark.slow
 def test_committed_offsets_and_lag_are_read_after_a_restart(tmp_path: Any, make_api: Any) -> None:
     broker = BrokerProcess(tmp_path, settings={"kafka.port": 0, "kafka.host": "127.0.0.1"})
     with broker:

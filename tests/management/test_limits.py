@@ -155,6 +155,7 @@ class TestUserLimits:
         assert api.get(f"/api/users/{name}")["limits"] == {}
 
 
+@pytest.mark.slow
 def test_limits_survive_kill(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         broker.api("PUT", "/api/vhost-limits/%2F/max-queues", {"value": 1})

@@ -18,6 +18,19 @@ def stats(api, path):
     return {name: count for name, count in found.items() if not name.endswith("_details")}
 
 
+def test_publishes_over_http_are_counted_as_on_a_channel(api, v):
+    """RabbitMQ: its API publishes with confirms and with `mandatory`."""
+    api.send_ok("PUT", f"/api/queues/{v}/q", {})
+    before = stats(api, "/api/overview")
+    for key in ("q", "q", "nowhere"):
+        api.send_ok("POST", f"/api/exchanges/{v}/amq.default/publish", {"routing_key": key, "payload": "x"})
+    names = ("publish", "confirm", "return_unroutable", "drop_unroutable")
+    found = stats(api, f"/api/vhosts/{v}")
+    assert [found[name] for name in names] == [3, 3, 1, 0]
+    after = stats(api, "/api/overview")
+    assert [after[name] - before[name] for name in names] == [3, 3, 1, 0]
+
+
 class TestExchanges:
     def test_publish_in_counts_publishes_and_publish_out_counts_enqueues(self, api, v, channel):
         channel.exchange_declare("all", "fanout")

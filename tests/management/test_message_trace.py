@@ -94,6 +94,19 @@ def test_trace_shows_consumer_and_channel_of_each_copy(channel: BlockingChannel,
     assert len({each["channel"] for each in items}) == 3
 
 
+def test_trace_shows_no_connections_of_others_without_monitoring_tag(
+    channel: BlockingChannel, user: Callable[..., Any], v: str
+) -> None:
+    channel.queue_declare("q", durable=True)
+    publish(channel, "q", "m")
+    assert channel.basic_get("q")[0] is not None
+    seen = []
+    for tag in ("management", "monitoring"):
+        (item,) = user(tag, read=".*").get(f"/api/amqpd/trace/{v}?id=m")["found"]
+        seen.append((item["state"], *(item[name] is not None for name in ("connection", "channel", "user"))))
+    assert seen == [("unacked", False, False, False), ("unacked", True, True, True)]
+
+
 def test_trace_skips_queues_without_read_permission(channel: BlockingChannel, user: Callable[..., Any], v: str) -> None:
     for queue in ("mine", "secret"):
         channel.queue_declare(queue, durable=True)

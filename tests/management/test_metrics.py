@@ -319,6 +319,9 @@ class TestObjects:
         assert [dict(key)["queue"] for key in of_queue["rabbitmq_detailed_queue_messages"]] == ["here"]
         unknown_family = scrape_path("/metrics/detailed?family=nonsense")
         assert sorted(unknown_family) == ["rabbitmq_build_info", "rabbitmq_identity_info"]
+        (identity,) = unknown_family["rabbitmq_identity_info"]
+        cluster_id = broker.api("GET", "/api/global-parameters/internal_cluster_id")
+        assert dict(identity)["rabbitmq_cluster_permanent_id"] == cluster_id["value"]  # type: ignore[index, call-overload]
         channel.queue_delete("here")
         channel.queue_delete("beside")
 

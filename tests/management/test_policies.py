@@ -413,3 +413,27 @@ def test_invalid_policy_row_in_database_does_not_prevent_startup(tmp_path, api):
         broker.kill()
         broker.start()
         assert [each["name"] for each in api.get("/api/policies/%2F")] == ["bad", "good"]
+
+
+def test_administrator_needs_no_permission_in_the_vhost(user, v):
+    """RabbitMQ: for policies, parameters and definitions."""
+    boss, policymaker = user("administrator"), user("policymaker")
+    limits = {"value": {"max-queues": 9}}
+    calls = [
+        *(
+            (method, f"/api/{kind}/{v}/p", GOOD)
+            for kind in ("policies", "operator-policies")
+            for method in ("PUT", "DELETE")
+        ),
+        *((method, f"/api/parameters/vhost-limits/{v}/limits", limits) for method in ("PUT", "DELETE")),
+        ("POST", f"/api/definitions/{v}", {"queues": []}),
+        ("POST", f"/api/amqpd/definitions/{v}/difference", {"queues": []}),
+        *(
+            ("POST", f"/api/amqpd/{kind}/{v}/preview", {**GOOD, "name": "p"})
+            for kind in ("policies", "operator-policies")
+        ),
+    ]
+    for method, path, body in calls:
+        assert policymaker(method, path, body).status == 401, path
+        assert boss(method, path, body).status in (200, 201, 204), path
+    assert boss("PUT", f"/api/queues/{v}/q", {}).status == 401

@@ -121,10 +121,15 @@ class TestPermissions:
         assert caller("POST", "/api/amqpd/delete_queue", {"vhost": "/", "queue": "x"}).status == 401
         assert {queue["name"] for queue in api.get(f"/api/queues/{v}")} == {"mine", "theirs"}
 
-    def test_dead_letter_exchange_needs_write_permission(self, user, v):
+    @pytest.mark.parametrize(
+        ("path", "argument"), [("queues", "x-dead-letter-exchange"), ("exchanges", "alternate-exchange")]
+    )
+    def test_exchange_in_arguments_of_a_new_object_needs_write_permission(self, api, user, v, path, argument):
         caller = user("management", configure=".*", read=".*")
-        body = {"arguments": {"x-dead-letter-exchange": "amq.direct"}}
-        assert caller("PUT", f"/api/queues/{v}/q", body).status == 401
+        body = {"arguments": {argument: "amq.direct"}}
+        assert caller("PUT", f"/api/{path}/{v}/it", body).status == 401
+        api.send_ok("PUT", f"/api/{path}/{v}/it", body)
+        assert caller("PUT", f"/api/{path}/{v}/it", body).status == 204
 
     def test_monitoring_user_sees_queues_and_changes_nothing(self, api, user, v):
         api.send_ok("PUT", f"/api/queues/{v}/q", {})
@@ -211,7 +216,7 @@ class TestMessages:
     @pytest.mark.parametrize(
         "body",
         [
-            *({"count": count} for count in (0, 1001, "-1", "x", "", "1" * 5000, True)),
+            *({"count": count} for count in ("-1", "x", "", "1" * 5000, True)),
             {"ackmode": "x"},
             {"encoding": "x"},
             {"truncate": -1},
@@ -220,6 +225,19 @@ class TestMessages:
     def test_get_with_bad_value_is_refused(self, api, v, body):
         api.send_ok("PUT", f"/api/queues/{v}/q", {})
         assert api("POST", f"/api/queues/{v}/q/get", {**GET, **body}).status == 400
+
+    def test_any_count_may_be_asked_for(self, api, v):
+        api.send_ok("PUT", f"/api/queues/{v}/q", {})
+        api.send_ok("POST", f"/api/exchanges/{v}/amq.default/publish", {"routing_key": "q", "payload": "x"})
+        for count, taken in ((0, 0), (20_000, 1)):
+            assert len(api.send_ok("POST", f"/api/queues/{v}/q/get", {**GET, "count": count}).json) == taken
+
+    def test_base64_payload_may_have_line_breaks(self, api, v):
+        api.send_ok("PUT", f"/api/queues/{v}/q", {})
+        body = {"routing_key": "q", "payload": "YWJj\r\nZGVm\n", "payload_encoding": "base64"}
+        assert api.send_ok("POST", f"/api/exchanges/{v}/amq.default/publish", body).json == {"routed": True}
+        (found,) = api.send_ok("POST", f"/api/queues/{v}/q/get", GET).json
+        assert found["payload"] == "abcdef"
 
     @pytest.mark.parametrize("name", ["count", "ackmode", "encoding"])
     def test_get_with_missing_key_is_refused(self, api, v, name):
@@ -390,6 +408,7 @@ class TestBindings:
         (found,) = api.get(f"/api/queues/{v}/q/bindings")
         assert (found["source"], found["destination"], found["routing_key"]) == ("", "q", "q")
         assert api.get(f"/api/bindings/{v}/e/amq.default/q/q") == [found]
+        assert api.get(f"/api/bindings/{v}/e/amq.default/q/q/{found['properties_key']}") == found
         assert api("POST", f"/api/bindings/{v}/e/amq.default/q/q", {}).status == 401
 
     def test_binding_made_over_http_routes(self, api, v, channel):
@@ -417,8 +436,18 @@ class TestLists:
             "total_count": 5,
         }
         assert self.names(api, f"/api/queues/{v}?page=1&name=Q3") == ["q3"]
-        assert self.names(api, f"/api/queues/{v}?page=1&name=%5Eq%5B13%5D%24&use_regex=true") == ["q1", "q3"]
+        assert self.names(api, f"/api/queues/{v}?page=1&name=%5EQ%5B13%5D%24&use_regex=true") == ["q1", "q3"]
         assert self.names(api, f"/api/queues/{v}?page=1&page_size=2&sort=name&sort_reverse=true") == ["q4", "q3"]
+
+    def test_invalid_pattern_is_shown_as_it_was_sent(self, api, v):
+        refused = api("GET", f"/api/queues/{v}?page=1&name=(&use_regex=true")
+        assert (refused.status, refused.json["reason"].startswith("'(' is not a regular")) == (400, True), refused.json
+
+    def test_empty_list_has_no_page_and_page_1_may_be_asked_for(self, api, v):
+        page = api.get(f"/api/queues/{v}?page=1")
+        assert (page["page"], page["page_count"], page["items"]) == (1, 0, [])
+        refused = api("GET", f"/api/queues/{v}?page=2")
+        assert (refused.status, refused.json["error"]) == (400, "page_out_of_range")
 
     @pytest.mark.parametrize(
         "query",

@@ -282,6 +282,24 @@ def test_idle_queue_shows_idle_since(rates_of):
     assert rates.idle_since(queue) is None
 
 
+def test_sweep_without_free_descriptor_is_logged_without_traceback(rates_of, monkeypatch, caplog, tmp_path):
+    rates, _ = rates_of
+    monkeypatch.setattr(rates_module, "INTERVAL_S", 0)
+    monkeypatch.setattr(rates_module, "_RESIDENT", tmp_path / "cannot be opened")
+
+    async def run():
+        logged = asyncio.Event()
+        rates_module.log.addFilter(lambda _: logged.set() or True)
+        rates.start()
+        async with asyncio.timeout(60):
+            await logged.wait()
+        rates.stop()
+        rates_module.log.filters.clear()
+
+    asyncio.run(run())
+    assert "a sweep failed" in caplog.text and caplog.records[0].exc_info is None
+
+
 @pytest.fixture
 def rates_of(tmp_path, monkeypatch):
     """Rates over a catalogue with one fake queue that has only counters."""

@@ -225,6 +225,16 @@ class TestOverHttp:
         assert anonymous("PUT", path, {}, {**session_headers, **PAGE}).status == 201
         assert anonymous("DELETE", path, headers={**session_headers, **PAGE}, raw=True).status == 204
 
+    @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+    def test_request_of_a_tab_that_shows_another_user_is_refused(self, anonymous, user, method):
+        session_headers = {**PAGE, "Cookie": self.cookie(self.login(anonymous))}
+        path = "/api/queues/%2F/of-a-tab"
+        anonymous("PUT", path, {}, {**session_headers, "Amqpd-User": "%61nn"})
+        for shown in ("bob", "ann%20", ""):
+            refused = anonymous(method, path, headers={**session_headers, "Amqpd-User": shown}, raw=True)
+            assert (refused.status, refused.json["reason"]) == (401, "Login failed")
+        assert anonymous("DELETE", path, headers={**session_headers, "Amqpd-User": "ann"}, raw=True).status == 204
+
     def test_other_site_cannot_log_in(self, anonymous, user):
         for foreign in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
             assert self.login(anonymous, headers=foreign).status == 403

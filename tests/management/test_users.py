@@ -8,7 +8,12 @@ from urllib.parse import quote
 
 import pika
 import pytest
-from pika.exceptions import ConnectionClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
+from pika.exceptions import (
+    ChannelClosedByBroker,
+    ConnectionClosedByBroker,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+)
 
 
 def login(api, user: str, password: str, vhost: str = "/") -> None:
@@ -73,6 +78,8 @@ class TestUsers:
             {},
             {"password": "x"},
             {"password": 3, "tags": ""},
+            {"password": "x", "password_hash": "", "tags": ""},
+            {"password": "x", "tags": "", "limits": {"nosuch": 1}},
             {"password_hash": "no base64!", "tags": ""},
             {"password": "x", "tags": 3},
             {"password": "x", "tags": ["a,b"]},
@@ -96,6 +103,12 @@ class TestUsers:
         assert type(api)(api.broker, user_name, "x")("GET", "/api/whoami").status == 200
         assert api("PUT", path, {"tags": "management"}).status == 204
         assert type(api)(api.broker, user_name, "x")("GET", "/api/whoami").status == 401
+
+    def test_limits_of_the_body_are_set_and_others_kept(self, api, user_name):
+        path = f"/api/users/{quote(user_name, safe='')}"
+        for limits in ({"max-connections": 1}, {"max-channels": 2}, {}):
+            api.send_ok("PUT", path, {"password": "x", "tags": "", "limits": limits})
+        assert api.get(path)["limits"] == {"max-channels": 2, "max-connections": 1}
 
     def test_password_and_tags_change_separately(self, api, user_name):
         path = f"/api/amqpd/users/{quote(user_name, safe='')}"
@@ -252,6 +265,8 @@ class TestVhosts:
         channel.queue_declare("", exclusive=True)
         assert {queue["type"] for queue in api.get(f"/api/queues/{v}")} == {"quorum", "classic"}
         assert api.get(f"/api/queues/{v}/q")["type"] == "quorum"
+        with pytest.raises(ChannelClosedByBroker, match="server-named queue for type rabbit_quorum_queue"):
+            channel.queue_declare("", durable=True)
 
     @pytest.mark.parametrize("name", ["%00", "a" * 256, ""])
     def test_bad_vhost_name_is_refused(self, api, name):
@@ -262,7 +277,7 @@ class TestVhosts:
         try:
             with pytest.raises(ConnectionClosedByBroker) as caught:
                 channel.connection.process_data_events(5)
-            assert (caught.value.reply_code, "is down" in caught.value.reply_text) == (320, True)
+            assert (caught.value.reply_code, "is deleted" in caught.value.reply_text) == (320, True)
         finally:
             api.send_ok("PUT", f"/api/vhosts/{v}", {})  # the fixture deletes the vhost
 

@@ -57,14 +57,14 @@ def test_if_match_changes_only_existing_vhost(api, v):
 
 
 class TestDefinitions:
-    def test_vhost_metadata_is_exported_and_imported(self, api, v, amqpd_vhost):
+    def test_vhost_metadata_is_exported_and_imported(self, api, operator, v, amqpd_vhost):
         body = {"description": "shop", "tags": "a,b", "default_queue_type": "quorum", "protected_from_deletion": True}
         api.send_ok("PUT", f"/api/vhosts/{v}", body)
         before = metadata_fields(api, v)
         item = next(each for each in api.get("/api/definitions")["vhosts"] if each["name"] == amqpd_vhost.name)
         api.send_ok("DELETE", f"/api/vhosts/{v}/deletion/protection")
         api.send_ok("DELETE", f"/api/vhosts/{v}")
-        api.send_ok("POST", "/api/definitions", {"vhosts": [item]})
+        operator.send_ok("POST", "/api/definitions", {"vhosts": [item]})
         assert metadata_fields(api, v) == before == ("shop", ["a", "b"], "quorum", True)
         assert not api.get(f"/api/vhosts/{v}/permissions")  # an administrator changes limits without permissions:
         api.send_ok("PUT", f"/api/vhost-limits/{v}/max-queues", {"value": 1})
@@ -94,12 +94,13 @@ def test_vhost_metadata_and_cluster_name_survive_kill(tmp_path: Path) -> None:
         connection.close()
         return str(properties["cluster_name"])
 
-    with BrokerProcess(tmp_path) as broker:
+    with BrokerProcess(tmp_path, settings={"cluster_name": "of the setting"}) as broker:
         assert broker.ctl("add_vhost", "shop", "--description", "web shop").returncode == 0
         assert broker.ctl("enable_vhost_deletion_protection", "shop").returncode == 0
         assert broker.ctl("update_vhost_metadata", "shop", "--default-queue-type", "quorum").returncode == 0
         assert broker.ctl("set_vhost_tags", "shop", "a", "b").returncode == 0
         assert broker.ctl("update_vhost_metadata", "none", "--tags", "a").returncode == 65
+        assert announced_cluster_name() == "of the setting"
         assert broker.ctl("set_cluster_name", "the shop").returncode == 0
         assert broker.ctl("set_cluster_name", "").returncode == 69
         assert announced_cluster_name() == "the shop"

@@ -21,10 +21,8 @@ from amqpd.broker.broker import Broker
 from amqpd.config import Settings
 from amqpd.connection.close_handler import CLOSED
 from amqpd.connection.connection import Connection
-from amqpd.connection.interfaces import ChannelZeroBase
-from amqpd.connection.interfaces import TransportBase as WireBase
 from amqpd.connection.registry import ConnectionRegistry
-from amqpd.storage.metadata.store import VhostRow
+from amqpd.storage.metadata.rows import VhostRow
 from amqpd.storage.storage import Storage
 
 BOOT_ID = "0" * 31 + "1"
@@ -83,11 +81,12 @@ class PromptMetadata:
         self.loop.call_soon(done, None)
 
 
-class Wire(WireBase):
+class Wire:
     """The transport of a connection."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.peer = self.local = ("", 0)
+        self.node = ""
         self.data = b""
         self.reading = True
 
@@ -109,11 +108,10 @@ class Wire(WireBase):
     abort = close
 
 
-class NoControl(ChannelZeroBase):
+class NoControl:
     """Channel 0 without traffic; a hard error fails the test."""
 
     def __init__(self, loop: StillLoop) -> None:
-        super().__init__()
         self._loop = loop
 
     def call_soon(self, function: Callable[[], None]) -> None:
@@ -145,7 +143,7 @@ class Client:
         self.connection.set_frame_max(FRAME_MAX)
         server.connections.add(self.connection)
 
-    def control(self) -> ChannelZeroBase:
+    def control(self) -> NoControl:
         return NoControl(self.server.loop)
 
     def say(self, channel: int, *methods: Any) -> None:

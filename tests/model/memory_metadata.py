@@ -17,9 +17,9 @@ from amqpd.broker.broker import Broker
 from amqpd.broker.vhost.recovery import RecoveryFindings, RecoveryReport
 from amqpd.config import Settings
 from amqpd.connection.close_handler import CLOSED
-from amqpd.connection.interfaces import ChannelZeroBase
 from amqpd.connection.registry import ConnectionRegistry
-from amqpd.storage.metadata.store import Change, Put, Row, VhostRow, WriteFailed
+from amqpd.storage.metadata.rows import Change, Put, Row, VhostRow
+from amqpd.storage.metadata.store import WriteFailed
 from amqpd.storage.storage import Storage
 from amqpd.testing.memory import MemoryRows
 
@@ -91,7 +91,7 @@ class FailingClient(Client):
         super().__init__(server, name)
         self.failed = 0
 
-    def control(self) -> ChannelZeroBase:
+    def control(self) -> NoControl:
         return ErrorRecorder(self)
 
     def publish_mandatory(self, queue: str, body: bytes) -> None:

@@ -14,7 +14,7 @@ from amqpd.broker.broker import Broker
 from amqpd.broker.vhost.recovery import RecoveryFindings, RecoveryReport
 from amqpd.config import Settings
 from amqpd.connection.registry import ConnectionRegistry
-from amqpd.storage.metadata.store import Change, VhostRow
+from amqpd.storage.metadata.rows import Change, VhostRow
 from amqpd.storage.storage import Storage
 
 

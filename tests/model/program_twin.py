@@ -280,7 +280,7 @@ class Twin(TwinRouting):
             and self.is_over_limit(queue)
             and (self.rule(queue, "overflow") or "drop-head") == "drop-head"
         ):
-            if queue.group_by and self.dispatch_one(queue):
+            if (queue.group_by or queue.kind == "quorum") and self.dispatch_one(queue):
                 continue  # delivery comes before dropping, also for returned messages
             if queue.waiting:
                 first = self.first_waiting(queue)

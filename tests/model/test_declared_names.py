@@ -13,7 +13,7 @@ from amqpd.broker.message import NO_MESSAGE
 from amqpd.broker.publish import router
 from amqpd.broker.vhost import declare as bindings
 from amqpd.protocol.field_table import encode_table
-from amqpd.storage.metadata.store import BindingRow, Put
+from amqpd.storage.metadata.rows import BindingRow, Put
 
 
 class ScriptedBroker(DeclarationBroker):

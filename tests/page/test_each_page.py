@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from page_paths import LISTS, PAGES
-from page_shop import USERS
+from page_shop import PASSWORD, USERS
 
 from amqpd.management.request import TAGS
 
@@ -51,6 +51,16 @@ def test_login_needs_the_right_password(visit, shop) -> None:
     screen.page.get_by_role("alert").filter(has_text="password").wait_for()
     screen.login("anna")
     screen.page.get_by_role("heading", name="Queues", level=1).wait_for()
+
+
+def test_tab_ends_when_another_tab_logs_in_as_another_user(visit, shop) -> None:
+    """Tabs share the cookie. A tab must not act as another user than it shows."""
+    first = visit(shop, "#/queues", user="anna")
+    first.has_logged_in("manny", PASSWORD)
+    first.page.get_by_text("another tab logged out or in as another user").wait_for()
+    first.login("anna")
+    first.page.get_by_role("button", name="Log out").wait_for()
+    first.settled()
 
 
 def test_logout_ends_the_session(visit, shop) -> None:

@@ -37,7 +37,8 @@ from amqpd.connection.server import AmqpFrontEnd
 from amqpd.management.front_end import AdminFrontEnd
 from amqpd.management.request import Unavailable
 from amqpd.protocol_server import FrontEnd, Guest
-from amqpd.storage.metadata.store import PermissionRow, Put, UserRow, WriteFailed
+from amqpd.storage.metadata.rows import PermissionRow, Put, UserRow
+from amqpd.storage.metadata.store import WriteFailed
 
 LOOK_S = 0.02
 

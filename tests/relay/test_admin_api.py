@@ -9,11 +9,17 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pika
 import pytest
 from relay_rig import Rig, wait_until
+
+from amqpd.cluster.api_gateway import OWNER_S, ApiGateway
+from amqpd.cluster.peer_http import NotConnected, PeerTimeout
+from amqpd.cluster.view import NodeState
+from amqpd.management.routes import ROUTES
 
 
 class Answer(NamedTuple):
@@ -171,6 +177,18 @@ def test_definitions_of_all_nodes(nodes: Rig) -> None:
     assert [each["name"] for each in found["users"]].count("guest") == 1
 
 
+@pytest.mark.slow
+def test_definitions_are_refused_while_a_vhost_has_no_owner(rig: Rig) -> None:
+    """A document without the vhost would be taken for a complete copy."""
+    rig.own("moves", None)
+    try:
+        found = ask(rig, "a", "GET", "/api/definitions")
+        assert (found.status, found.body["reason"]) == (503, "vhosts that are moving: moves")
+    finally:
+        rig.forget("moves")
+    assert ask(rig, "a", "GET", "/api/definitions").status == 200
+
+
 def test_amqpctl_over_unix_socket(nodes: Rig) -> None:
     found = nodes["a"].ctl("list_queues", "-p", "vc", "name", "--quiet")
     assert (found.returncode, found.stdout.split()) == (0, ["name", *(f"q{number:02}" for number in range(2, 15, 3))])
@@ -191,6 +209,7 @@ def test_failing_node_is_reported_missing(tmp_path: Path) -> None:
         assert [each["name"] for each in found.body["queues"]] == ["here"]
         closed = ask(rig, "a", "DELETE", "/api/connections/username/guest")
         assert closed.headers["Amqpd-Missing-Nodes"] == "b"
+        assert ask(rig, "a", "GET", "/api/health/checks/alarms").headers["Amqpd-Missing-Nodes"] == "b"
         assert ask(rig, "a", "GET", "/api/definitions").status == 503
 
 
@@ -211,8 +230,13 @@ def test_killed_node_is_reported_missing(tmp_path: Path) -> None:
             ("a", True),
             ("b", False),
         ]
+        for query, names in (("sort=name&sort_reverse=true", ["b", "a"]), ("name=a", ["a"])):
+            found = ask(rig, "a", "GET", f"/api/nodes?columns=name&page=1&{query}")
+            assert [each["name"] for each in found.body["items"]] == names
         assert ask(rig, "a", "GET", "/api/overview").body["missing_nodes"] == ["b"]
+        started = time.monotonic()
         forwarded = ask(rig, "a", "GET", "/api/queues/vb/q")
+        assert time.monotonic() - started > OWNER_S  # it waits for the next owner
         assert forwarded.status == 503
         assert "node b" in forwarded.body["reason"]
         assert ask(rig, "a", "GET", "/api/definitions").status == 503
@@ -260,3 +284,59 @@ def test_forwarded_request_waits_for_position_of_asking_node(rig: Rig) -> None:
     assert time.monotonic() - started < 4
     rig.position("b", 0)
     rig.position("a", 0)
+
+
+@pytest.mark.parametrize("path", ["api/queues/{vhost}/{queue}", "api/amqpd/purge_queue"])
+async def test_request_waits_for_next_owner_of_dead_node(path: str) -> None:
+    """Nothing was sent to the dead node, so the request can be sent to the next owner."""
+    dead, after = NodeState("b", "127.0.0.1", 1, ""), NodeState("c", "127.0.0.1", 2, "")
+    owners = [dead, dead, after]
+
+    async def send(node: NodeState, *_: object, **__: object) -> Any:
+        if node is dead:
+            raise PeerTimeout("node b does not answer", False) if "purge" in path else NotConnected("node b")
+        return SimpleNamespace(status=204, body=b"", headers={})
+
+    async def changed(_timeout_s: float) -> None:
+        owners.pop(0)
+
+    view: Any = SimpleNamespace(
+        node_name="a", knows=lambda _: True, owner_of=lambda _: owners[0], wait_change=changed, position=lambda: 0
+    )
+    gateway = ApiGateway(SimpleNamespace(vhosts={}), view, SimpleNamespace())  # type: ignore[arg-type]
+    gateway._inner = SimpleNamespace(forward=send, request=send)  # type: ignore[assignment]
+    route = next(each for each in ROUTES if each.path == path)
+    params = {"vhost": "v", "queue": "q"}
+    if "purge" in path:
+        call: Any = SimpleNamespace(
+            text=lambda *_: "v", body=params, caller=None, headers={}, params={}, query_pairs=[]
+        )
+        answer: Any = await gateway.handler(route)(call)
+    else:
+        answer = await gateway.forward(SimpleNamespace(), route, params, SimpleNamespace())  # type: ignore[arg-type]
+    assert (answer.status, owners) == (204, [after])
+
+
+@pytest.mark.slow
+def test_check_of_alarms_covers_all_nodes(nodes: Rig) -> None:
+    checks = "/api/health/checks/"
+    assert ask(nodes, "a", "GET", f"{checks}alarms").status == 200
+    assert ask(nodes, "c", "PUT", "/api/amqpd/alarms/memory").status == 204
+    try:
+        found = ask(nodes, "a", "GET", f"{checks}alarms")
+        assert (found.status, found.body["alarms"]) == (503, [{"node": "c", "resource": "memory"}])
+        assert ask(nodes, "a", "GET", f"{checks}local-alarms").status == 200
+        assert ask(nodes, "c", "GET", f"{checks}local-alarms").status == 503
+    finally:
+        ask(nodes, "c", "DELETE", "/api/amqpd/alarms/memory")
+
+
+@pytest.mark.slow
+def test_amqpctl_is_not_told_that_the_app_of_the_asked_node_is_stopped(nodes: Rig) -> None:
+    """`Amqpd-Needs-App` is about the asked node, which passes the request on."""
+    assert ask(nodes, "b", "POST", "/api/amqpd/stop_app").status == 204
+    try:
+        found = nodes["a"].ctl("list_queues", "-p", "vb", "name")
+        assert found.returncode == 0, found.stderr
+    finally:
+        assert ask(nodes, "b", "POST", "/api/amqpd/start_app").status == 204

@@ -11,7 +11,7 @@ import aio_pika
 import kombu
 import pika
 import pytest
-from pika.exceptions import ConnectionClosedByBroker, ProbableAccessDeniedError
+from pika.exceptions import ConnectionClosedByBroker, ConnectionWrongStateError, ProbableAccessDeniedError
 from relay_rig import Rig, connections, wait_until
 
 from amqpd.cluster.peer_server import CUT_OFF
@@ -46,6 +46,8 @@ def is_refused(rig: Rig, vhost: str) -> bool:
         return REASON in str(error)
     except ConnectionClosedByBroker as error:
         return error.reply_code == 320 and error.reply_text.endswith(CUT_OFF)
+    except ConnectionWrongStateError:  # it was open, and the node has closed it before `close`
+        return False
     return False
 
 

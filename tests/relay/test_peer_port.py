@@ -34,7 +34,8 @@ from amqpd.cluster.peer_link import (
 from amqpd.cluster.peer_server import forward_changes
 from amqpd.cluster.proxy import ConnectionProxy
 from amqpd.cluster.row_codec import PutAnnotation
-from amqpd.storage.metadata.store import Put, UserRow, WriteFailed
+from amqpd.storage.metadata.rows import Put, UserRow
+from amqpd.storage.metadata.store import WriteFailed
 
 CLIENT = ProxiedClient(
     "guest", "v", "PLAIN", {"product": "x", "capabilities": {"a": True}}, 2047, 131072, 60, 1.5, ("10.0.0.1", 5),

@@ -23,7 +23,7 @@ from amqpd.broker.queue.services import MemoryWindows
 from amqpd.broker.queue_services import BrokerQueueServices
 from amqpd.broker.vhost.vhost import VHost, VhostServices
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan_properties
-from amqpd.storage.metadata.store import VhostRow
+from amqpd.storage.metadata.rows import VhostRow
 
 SOURCE, TARGET = "source", "target"
 

@@ -71,7 +71,7 @@ class FakeProducer:
         """Take over a partition by an epoch fence."""
         partition = Partition(topic.encode(), number, UNKNOWN)
         self.partitions.append(partition)
-        partition.offer(epoch_fence(b"slot", self.held.producer_id, self.held.epoch, NOW_MS, 0), 0)
+        partition.offer(epoch_fence(b"slot", self.held.producer_id, self.held.epoch, NOW_MS), 0)
         self.store(partition)
         return partition
 

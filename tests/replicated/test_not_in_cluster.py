@@ -14,7 +14,12 @@ from amqpd.broker.vhost.cluster_checks import REFUSED
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
 from amqpd.broker.vhost.policy_table import InvalidPolicy
 from amqpd.broker.vhost.policy_table import keys as policy_keys
+from amqpd.cluster.peer_link import NAME
 from amqpd.errors import PreconditionFailed
+from amqpd.management import log_files
+from amqpd.management.node_admin import NotOurs, copy_metadata
+from amqpd.management.request import ResourceNotFound
+from amqpd.storage.export.files import DirectorySource, SourceError
 
 KINDS = {
     "argument": "queue argument",
@@ -73,3 +78,28 @@ def test_policy_keys_are_refused() -> None:
         "Validation failed\n\nretain is not possible in a cluster: settled messages are not kept in Kafka\n"
         "cleanup-policy is not possible in a cluster: a vhost's topic in Kafka is not compacted\n"
     )
+
+
+@pytest.mark.parametrize("handler", [log_files.get_log, log_files.get_log_file, log_files.get_exports])
+async def test_cache_of_a_log_is_not_exported(handler: Any) -> None:
+    """Exports and `sql` would take the cache for the log, and find no messages in it."""
+    vhost = SimpleNamespace(name="/", check_exclusive=lambda *_: None)
+    queue = SimpleNamespace(name="q", durable=True, store=SimpleNamespace(local=False))
+    call: Any = SimpleNamespace(
+        vhost=lambda: vhost, queue=lambda: queue, check=lambda *_: None, params={"queue": "q", "file": "queue.json"},
+        query={}, headers={},
+    )  # fmt: skip
+    with pytest.raises(ResourceNotFound, match="queue 'q' in vhost '/' is in a cluster: its log is in Kafka"):
+        await handler(call)
+
+
+async def test_backup_is_refused_with_the_reason() -> None:
+    call: Any = SimpleNamespace(broker=SimpleNamespace(storage=SimpleNamespace(replicates=True)))
+    with pytest.raises(NotOurs, match="in Kafka, with copies: use export_definitions"):
+        await copy_metadata(call)
+
+
+def test_data_directory_of_a_node_is_not_exported(tmp_path: Path) -> None:
+    (tmp_path / NAME).touch()
+    with pytest.raises(SourceError, match="belongs to a node of a cluster: its queues are in Kafka"):
+        DirectorySource(str(tmp_path)).queues("/")

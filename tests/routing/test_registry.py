@@ -27,10 +27,14 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
     def entry_points(group: str) -> list[EntryPoint]:
         return [entry_point for entry_point in installed if entry_point.group == group]
 
+    def forget_plugins() -> None:
+        registry.plugins.cache_clear()
+        registry._load_plugin.cache_clear()
+
     monkeypatch.setattr(registry, "entry_points", entry_points)
-    registry.reload_plugins()
+    forget_plugins()
     yield installed
-    registry.reload_plugins()
+    forget_plugins()
 
 
 @pytest.mark.parametrize(

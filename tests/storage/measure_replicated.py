@@ -13,7 +13,7 @@ from librt.strings import BytesWriter
 
 from amqpd.kafka import requests
 from amqpd.kafka.partition import Partition, join
-from amqpd.kafka.producer_state import PartitionProducer, ProducerState
+from amqpd.kafka.producer_state import ProducerState
 from amqpd.storage.log.batch import ClosedBatch, close_batch
 from amqpd.storage.log.record import RecordRoute, write_record
 
@@ -21,8 +21,8 @@ TOPIC = b"amqpd.orders.1"
 ROUNDS = 20_000
 
 
-class IgnoringPartitionProducer(PartitionProducer):
-    """A `PartitionProducer` that ignores every notification."""
+class IgnoringProducer:
+    """A driver of `ProducerState` that ignores its calls."""
 
     def moved(self, partition: Partition) -> None:
         pass
@@ -74,7 +74,7 @@ def main() -> None:
     small_batches = [batch_of_records(10 * each, 10) for each in range(20)]
     show("20 batches of 10 as one", lambda: join(small_batches), 200)
 
-    producing, partition = ProducerState(IgnoringPartitionProducer()), Partition(TOPIC, 0, 0)
+    producing, partition = ProducerState(IgnoringProducer()), Partition(TOPIC, 0, 0)
     producing.set_leader(partition, 1, 0)
     batches = iter([batch_at(each) for each in range(5 * ROUNDS)])
     responses = iter([produce_response(each) for each in range(5 * ROUNDS)])

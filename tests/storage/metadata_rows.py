@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from amqpd.storage.metadata.store import (
+from amqpd.storage.metadata.rows import (
     BindingRow,
     Change,
     ExchangeRow,
     GlobalParameterRow,
-    MetadataState,
     ParameterRow,
     PermissionRow,
     PolicyRow,
@@ -21,13 +20,13 @@ from amqpd.storage.metadata.store import (
     ScramRow,
     SeenCacheRow,
     SeenRow,
-    SqlMetadataStore,
     StoredOffsetRow,
     TopicPermissionRow,
     UserLimitsRow,
     UserRow,
     VhostRow,
 )
+from amqpd.storage.metadata.store import MetadataState, SqlMetadataStore
 
 VHOST = VhostRow("/", "0" * 32)
 OTHER = VhostRow("shop", "1" * 32, "the 'shop'; DROP TABLE vhosts", ("a", "b,c"), "quorum")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Callable
 from math import inf
@@ -85,6 +86,61 @@ def test_acks_are_written_with_the_next_tick(timed: TimedHarness) -> None:
     assert timed.entries(SETTLED) == [(0, 1)], "both acks are one entry"
     timed.restart()
     assert timed.offsets() == [2]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
+def test_refused_acks_are_written_once_the_disk_takes_them(
+    timed: TimedHarness, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An idle queue tries it again: otherwise a kill hours later brings its acked messages back.
+
+    Thousands of queues may do so: each tries it once a second.
+    """
+    timed.deliver(*timed.append(b"a", b"b"))
+    timed.end_turn()
+    timed.advance_ms(TICK_MS)
+    timed.store.close_unsynced_files()
+    calls: list[str] = []
+
+    def refuse(name: str, path: str) -> OSError | None:
+        if name not in ("write", "open") or not path.endswith(".settled"):
+            return None
+        calls.append(name)
+        return OSError(number, "refused")
+
+    timed.filesystem.fault = refuse
+    timed.store.ack(0, 1)
+    timed.end_turn()
+    timed.advance_ms(TICK_MS)
+    per_try = len(calls)
+    for _ in range(40):
+        timed.advance_ms(TICK_MS)
+    assert len(calls) <= 3 * per_try
+    assert len([each for each in caplog.messages if "a write failed" in each]) == 1
+    timed.filesystem.fault = None
+    for _ in range(20):
+        timed.advance_ms(TICK_MS)
+    assert timed.entries(SETTLED) == [(0, 0)]
+    for _ in range(20):
+        timed.advance_ms(TICK_MS)
+    assert not timed.timers, "an idle queue has no timer"
+    timed.restart()
+    assert timed.offsets() == [1]
+
+
+def test_reason_of_a_failed_append_stays_known_when_acks_are_written(timed: TimedHarness) -> None:
+    """The broker names it in its report. The few bytes of an ack often find room in a block of their file."""
+    timed.deliver(*timed.append(b"a", b"b"))
+    timed.end_turn()
+    timed.filesystem.fault = lambda name, path: (
+        OSError(errno.ENOSPC, "no room") if "write" in name and path.endswith(".log") else None
+    )
+    timed.append(b"c")
+    timed.store.ack(0, 1)
+    timed.end_turn()
+    timed.advance_ms(TICK_MS)
+    assert timed.entries(SETTLED) == [(0, 0)]
+    assert timed.store.write_error == "no room"
 
 
 def test_tick_during_a_turn_writes_nothing(timed: TimedHarness) -> None:

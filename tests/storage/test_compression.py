@@ -21,6 +21,7 @@ import pytest
 import zstandard
 from aiokafka.record.default_records import DefaultRecordBatch as AioBatch
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuilder
+from google_crc32c import value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
@@ -38,7 +39,7 @@ from amqpd.storage.log.batch import (
     decompress,
     decompressed,
 )
-from amqpd.storage.log.record import BadRecord, RecordRoute
+from amqpd.storage.log.record import BadRecord, RecordRoute, RecordsTooLarge
 from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
 
 with warnings.catch_warnings():
@@ -76,8 +77,6 @@ BUILDERS = {"kafka-python": by_kafka_python, "aiokafka": by_aiokafka}
 
 def batch_around(codec: int, records: bytes, count: int, *, base: int = 0) -> bytes:
     """A batch around `records`, which claim to be compressed with `codec`."""
-    from google_crc32c import value
-
     covered = struct.pack(">hiqqqhii", codec, count - 1, T, T, -1, -1, -1, count) + records
     return struct.pack(">qiibI", base, len(covered) + 9, 0, 2, value(covered)) + covered
 
@@ -114,9 +113,31 @@ class TestCodecs:
     @pytest.mark.parametrize("codec", CODECS, ids=NAMES.get)
     def test_decompression_bomb_is_refused(self, codec: int) -> None:
         bomb = compress(codec, bytes(UNPACKED_MAX + 1))
-        with pytest.raises(BadRecord):
+        with pytest.raises(RecordsTooLarge):
             decompress(codec, bomb)
+        with pytest.raises(BadRecord) as damaged:
+            decompress(codec, bomb[:-20])
+        assert damaged.type is BadRecord  # a producer would split a batch that is too large
         assert len(decompress(codec, compress(codec, bytes(UNPACKED_MAX)))) == UNPACKED_MAX
+
+    @pytest.mark.parametrize(
+        ("codec", "start", "part", "count"),
+        [
+            (GZIP, b"", zlib.compress(b"", 9, 31), 64),
+            (SNAPPY, compress(SNAPPY, b""), b"\x00\x00\x00\x01\x00", 16 * 1024),
+        ],
+        ids=["gzip", "snappy"],
+    )
+    def test_many_empty_parts_are_refused(self, codec: int, start: bytes, part: bytes, count: int) -> None:
+        """Each part costs time. Of 4 MB of empty gzip members, a batch would hold up the broker for minutes."""
+        assert decompress(codec, start + part * count) == b""
+        with pytest.raises(BadRecord):
+            decompress(codec, start + part * (count + 1))
+
+    @pytest.mark.parametrize("codec", CODECS, ids=NAMES.get)
+    def test_compressed_data_much_larger_than_the_limit_is_refused(self, codec: int) -> None:
+        with pytest.raises(BadRecord, match="compressed records of"):
+            decompress(codec, bytes(UNPACKED_MAX * 2))
 
     @pytest.mark.parametrize("codec", CODECS, ids=NAMES.get)
     @settings(max_examples=examples(60), deadline=None)
@@ -241,22 +262,42 @@ class TestDamage:
         assert (store.lost, store.record_count) == ([(2, 3)], 4)
         assert [record.offset for record in store.new_cursor().read(3, 1 << 30).records] == [4, 5]
 
+    def test_lz4_is_one_frame(self, harness: Any) -> None:
+        """Java's consumers read one, and cannot read on behind a batch with several."""
+        store = harness.create_log()
+        plain = by_kafka_python(0, [TEXT] * 3, [T] * 3)[61:]
+        options: list[dict[str, Any]] = [
+            {"store_size": size, "content_checksum": content, "block_checksum": blocks, "block_size": 4}
+            for size in (False, True)
+            for content in (False, True)
+            for blocks in (False, True)
+        ]
+        for each in options:
+            store.appender.append_batches(batch_around(LZ4, lz4.frame.compress(plain, **each), 3))
+            two = lz4.frame.compress(plain[:9], **each) + lz4.frame.compress(plain[9:], **each)
+            for bad in (two, two[:-1], b"\x50\x2a\x4d\x18\0\0\0\0" + lz4.frame.compress(plain, **each)):
+                with pytest.raises(BadBatch, match="not one frame"):
+                    store.appender.append_batches(batch_around(LZ4, bad, 3))
+
     def test_unknown_codec_is_refused(self, harness: Any) -> None:
         store = harness.create_log()
         for codec in (5, 6, 7):
             with pytest.raises(BadBatch):
                 store.appender.append_batches(batch_around(codec, b"x" * 40, 2))
 
-    def test_record_later_than_the_max_timestamp_is_refused(self, harness: Any) -> None:
-        """The time index relies on the header's max timestamp."""
+    @pytest.mark.parametrize("codec", [0, LZ4])
+    @pytest.mark.parametrize("time_ms", [-1, T + 4])
+    def test_a_max_timestamp_before_a_record_is_corrected(self, harness: Any, codec: int, time_ms: int) -> None:
+        """The time index relies on the header's max timestamp, and sarama before 1.45.1 leaves it out."""
         store = harness.create_log()
-        batch = bytearray(by_kafka_python(0, [b"a", b"b"], [T, T + 5]))
-        batch[35:43] = (T + 4).to_bytes(8, "big")
-        from google_crc32c import value
-
+        batch = bytearray(by_kafka_python(codec, [b"a", b"b"], [T, T + 5]))
+        right = bytes(batch)
+        batch[35:43] = time_ms.to_bytes(8, "big", signed=True)
         batch[17:21] = value(bytes(batch[21:])).to_bytes(4, "big")
-        with pytest.raises(BadBatch, match="later than the max timestamp"):
-            store.appender.append_batches(bytes(batch))
+        store.appender.append_batches(bytes(batch))
+        harness.end_turn()
+        assert harness.log()[16:] == right[16:]
+        assert store.latest_time_ms() == T + 5
 
 
 def json_body(number: int) -> bytes:

@@ -24,6 +24,31 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[FileSystem, st
     return filesystem, "/d"
 
 
+@pytest.mark.parametrize(
+    ("number", "is_there"), [(errno.ENOENT, False), (errno.ESTALE, True), (errno.EIO, True), (errno.EACCES, True)]
+)
+def test_file_is_not_there_only_if_the_disk_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_there: bool
+) -> None:
+    """A disk that does not answer now, such as NFS, must not stop a broker."""
+    filesystem = FileSystem()
+    path = str(tmp_path / "f")
+    fd = filesystem.open(path, APPEND)
+    assert filesystem.is_open_at(fd, path)
+
+    def broken(_path: str) -> os.stat_result:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", broken)
+        found = filesystem.is_open_at(fd, path)
+    assert found is is_there
+    Path(path).rename(f"{path}.old")
+    Path(path).touch()
+    assert not filesystem.is_open_at(fd, path)
+    filesystem.close(fd)
+
+
 def test_file_system_calls(disk: tuple[FileSystem, str]) -> None:
     filesystem, root = disk
     assert filesystem.mkdir(f"{root}/a") is True

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+import struct
+from typing import Any, Final
 
+import lz4.frame
 import pytest
+from google_crc32c import value as crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from librt.strings import BytesWriter
@@ -12,7 +15,7 @@ from librt.strings import BytesWriter
 from amqpd.protocol.field_table import Int64
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
 from amqpd.storage.log.appender import BadBatch, check_batches
-from amqpd.storage.log.batch import NO_PRODUCER, BatchCursor, BatchHeader, close_batch
+from amqpd.storage.log.batch import LZ4, NO_PRODUCER, BatchCursor, BatchHeader, close_batch
 from amqpd.storage.log.foreign_record import (
     HEADERS_MAX,
     MESSAGE_BYTES_MAX,
@@ -112,6 +115,47 @@ def test_each_record_is_a_valid_message_whatever_the_record_before_it_was(record
         shared = views.shared_fields[views.shared_fields_index(index)]
         assert (shared.exchange, shared.routing_key, shared.properties) == fields_of(record)[:3]
         assert (views.body(index), views.body_size(index) < 0) == (record.body, record.tombstone)
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        (b"\0\0\0\2k\2v\1", "-1 headers"),  # attributes, time, offset, key, value, number of headers
+        (b"\0\0\0\2k\2v\0?", "bytes follow the fields"),
+        (b"\0\0\0\2k\2v\2\2a\2b?", "bytes follow the fields"),
+    ],
+)
+def test_a_record_that_kafka_refuses_is_refused(record: bytes, why: str) -> None:
+    """Java's consumers cannot read on behind it."""
+    records = bytes([len(record) * 2]) + record
+    covered = struct.pack(">hiqqqhii", 0, 0, 0, 0, -1, -1, -1, 1) + records
+    head = struct.pack(">qiib", 0, len(covered) + 9, -1, 2) + struct.pack(">I", crc32c(covered))
+    with pytest.raises(BadBatch, match=why):
+        check_batches(head + covered)
+
+
+@pytest.mark.parametrize("codec", [0, LZ4])
+def test_batches_that_earlier_versions_confirmed_stay_readable(harness: Any, codec: int) -> None:
+    """Produce accepted bytes behind the fields of a record, and LZ4 of several frames. Both stay readable."""
+    fields = [b"\0\2k\4v%d" % number + header for number, header in enumerate([b"\0?", b"\2\2a\2b?"])]
+    fields.append(b"\4\2k\4v2\4\x10exchange\0\x14properties\4\0\0?")
+    records = b"".join(varint(len(each) + 1) + b"\0" + each for each in fields)
+    data = lz4.frame.compress(records[:9]) + lz4.frame.compress(records[9:]) if codec else records
+    batch = close_batch(BytesWriter(), data, 0, 3, 0, codec, TIME_MS, 6, NO_PRODUCER, -1, -1)
+    with pytest.raises(BadBatch):
+        check_batches(batch.header + batch.records)
+    store = harness.create_log()
+    store.appender.append_checked([batch])
+    harness.append(b"next")
+    harness.end_turn()
+    for is_after_a_kill in (False, True):
+        if is_after_a_kill:
+            harness.storage.close(clean=False)
+            store = harness.restart(harness.filesystem)
+        assert [each.body for each in store.cursor.read(0, 1 << 30).records] == [b"v0", b"v1", b"v2", b"next"]
+        views = store.new_cursor().views_below_hw(0, 1 << 30, list)
+        assert [views.body(index) for index in range(views.count)] == [b"v0", b"v1", b"v2", b"next"]
+        assert not store.lost
 
 
 @given(FOREIGN)

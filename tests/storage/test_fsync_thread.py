@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -10,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.filesystem import Clock, FileSystem
+from amqpd.storage.filesystem import APPEND, Clock, FileSystem, OpenFile
 from amqpd.storage.fsync_thread import FsyncThread, Task
-from amqpd.storage.sync_job import SyncBatch
+from amqpd.storage.journal import Journal
+from amqpd.storage.sync_job import SyncBatch, SyncPart
 
 TIMEOUT_S = 60.0
 LONG_DELAY_S = 3600.0
@@ -86,3 +88,50 @@ def test_job_cancels_the_wake_up(fsync_thread: FsyncThread, loop_calls: LoopCall
     fsync_thread.wake(0.01)
     assert loop_calls.wait() == "due"
     assert loop_calls.calls == ["committed", "task", "due"]
+
+
+class SlowFile(FileSystem):
+    """The first `fdatasync` waits for `released`, then fails: it alone gets the error of the file's pages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+        self.released = threading.Event()
+        self.sync_count = 0
+
+    def fdatasync(self, fd: int) -> None:
+        self.sync_count += 1
+        if self.sync_count == 1:
+            self.begun.set()
+            assert self.released.wait(TIMEOUT_S)
+            raise OSError(errno.EIO, "bad")
+        self.released.set()
+
+
+def test_error_that_only_the_sync_behind_the_commits_got_fails_the_job(tmp_path: Path, loop_calls: LoopCalls) -> None:
+    """Both sync the same file at the same time. A descriptor reports an error once."""
+
+    def done(_job: SyncBatch) -> None:
+        loop_calls.calls.append("done")
+
+    filesystem = SlowFile()
+    root_fd = os.open(tmp_path, os.O_RDONLY)
+    fsync_thread = FsyncThread(filesystem, root_fd, loop_calls.post, done, lambda: None, lambda work: work(), Clock())
+    journal = fsync_thread.journal = Journal(filesystem, str(tmp_path), 64 << 10)
+    journal.fd = os.dup(root_fd)
+    file = OpenFile(filesystem, f"{tmp_path}/log", APPEND)
+    behind, job = SyncBatch(1), SyncBatch(2)
+    for each in (behind, job):
+        part = SyncPart("q", str(tmp_path))
+        part.files = [file]
+        each.parts.append(part)
+    fsync_thread.submit_background(behind, done)
+    assert filesystem.begun.wait(TIMEOUT_S)
+    fsync_thread.submit(job)
+    loop_calls.wait()
+    loop_calls.wait()
+    assert [part.failed for part in (*behind.parts, *job.parts)] == [True, True]
+    fsync_thread.close()
+    journal.close()
+    file.close()
+    os.close(root_fd)

@@ -14,30 +14,26 @@ from pathlib import Path
 import pytest
 from metadata_rows import EVERY_ROW, OTHER, USER, VHOST, CommitResults, all_rows, open_metadata, post, typed_rows, write
 
-from amqpd.storage.metadata.schema import TABLES
-from amqpd.storage.metadata.sql import SqlAlchemyTables
-from amqpd.storage.metadata.sqlite import SqliteBootstrap
-from amqpd.storage.metadata.store import (
+from amqpd.storage.metadata.rows import (
     BindingRow,
     Delete,
     DeleteBindings,
-    MetadataClosed,
-    MetadataError,
     PermissionRow,
     Put,
     QueueRow,
     Row,
     ScramRow,
     SeenRow,
-    SqlMetadataStore,
     StoredOffsetRow,
     TopicPermissionRow,
     UserLimitsRow,
     UserRow,
     VhostRow,
-    WriteFailed,
-    random_id,
 )
+from amqpd.storage.metadata.schema import TABLES
+from amqpd.storage.metadata.sql import SqlAlchemyTables
+from amqpd.storage.metadata.sqlite import SqliteBootstrap
+from amqpd.storage.metadata.store import MetadataClosed, MetadataError, SqlMetadataStore, WriteFailed, random_id
 
 ROWS_OUTSIDE_VHOST = [
     row
@@ -334,7 +330,8 @@ def test_killed_process_keeps_answered_commits(tmp_path: Path) -> None:
     script = """
         import os, signal, sys
         from pathlib import Path
-        from amqpd.storage.metadata.store import SqlMetadataStore, Put, VhostRow
+        from amqpd.storage.metadata.rows import Put, VhostRow
+        from amqpd.storage.metadata.store import SqlMetadataStore
         count = 0
         def done(error):
             global count
@@ -400,3 +397,33 @@ def test_opening_the_own_sqlite_file_does_not_import_sqlalchemy(tmp_path: Path) 
     for _ in range(2):  # first a new file, then an existing one
         done = run_python(script, str(tmp_path))
         assert done.stdout == "False False\n", done.stderr
+
+
+IMPORT_FAILS_ONCE = """
+import errno, sys
+from pathlib import Path
+from amqpd.storage.metadata.store import SqlMetadataStore
+
+class NoDescriptor:
+    left = 1
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "sqlalchemy.engine.default" and self.left:
+            self.left = 0
+            raise OSError(errno.EMFILE, "Too many open files")
+
+sys.meta_path.insert(0, NoDescriptor())
+store = SqlMetadataStore.__new__(SqlMetadataStore)
+store._store, store._url = None, Path(sys.argv[1])
+for _ in range(2):
+    print(store._attempt(lambda: store._core().close()))
+"""
+
+
+def test_metadata_can_be_written_after_an_import_without_a_free_descriptor(tmp_path: Path) -> None:
+    """SQLAlchemy is imported at the first write. Half an import would make all later writes fail."""
+    command = [sys.executable, "-P", "-c", IMPORT_FAILS_ONCE, str(tmp_path / "metadata.sqlite")]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    first, second = found.stdout.splitlines()
+    assert "Too many open files" in first
+    assert second == "None", found.stderr

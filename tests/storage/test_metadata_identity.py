@@ -10,10 +10,10 @@ import pytest
 from metadata_rows import EVERY_ROW, OTHER, VHOST, all_rows, open_metadata, typed_rows, write
 
 from amqpd.storage.metadata import sqlite
-from amqpd.storage.metadata.rows import Row
+from amqpd.storage.metadata.rows import Put, Row
 from amqpd.storage.metadata.schema import SCHEMA_VERSION, tables_after
 from amqpd.storage.metadata.sqlite import SqliteBootstrap
-from amqpd.storage.metadata.store import InstanceMismatch, MetadataError, NewerSchema, Put, random_id
+from amqpd.storage.metadata.store import InstanceMismatch, MetadataError, NewerSchema, random_id
 
 
 def set_header(path: Path, name: str, value: str) -> None:

@@ -107,7 +107,7 @@ class TransactionLog:
 
     def kafka(self, committed: bool = True) -> list[bytes]:
         """Return the values that a consumer of Kafka's protocol gets."""
-        found = self.store.new_cursor().batches_below_hw(0, ALL, True, never, committed)
+        found = self.store.new_cursor().batches_below_hw(self.store.segment_start(), ALL, True, never, committed)
         headers = [BatchHeader(part, 0) for part in found.parts]
         aborts = [
             (header.producer_id, header.base_offset)
@@ -331,6 +331,54 @@ def test_retention_passes_over_an_open_transaction(log: TransactionLog) -> None:
     assert log.amqp() == [b"after"]
 
 
+@pytest.mark.parametrize("clean", [False, True])
+def test_records_deleted_up_to_an_abort_marker_move_the_start_of_the_log(log: TransactionLog, clean: bool) -> None:
+    """As in Kafka, the start is what the client asked for, also if the rest was an aborted transaction."""
+    log.plain(b"deleted")
+    log.produce(A, b"no", b"no")
+    log.end(A, commits=False)
+    log.plain(b"after")
+    log.sync()
+    assert trim(log.store, 2) == 3
+    assert log.store.log_start() == 2
+    trim(log.store, 3)
+    log.sync()
+    for _ in range(2):
+        assert log.store.log_start() == log.store.log.start_offset() == 3
+        assert log.amqp() == log.kafka() == [b"after"]
+        assert log.kafka(committed=False) == [b"after"]
+        found = log.store.new_cursor().batches_below_hw(3, ALL, True, never, True)
+        assert found.abort_markers == [(A, 3)]
+        assert (log.store.last_stable_offset, log.store.record_count) == (5, 2)
+        log.stop_and_start() if clean else log.restart()
+
+
+@pytest.mark.parametrize("commits", [False, True])
+@pytest.mark.parametrize("clean", [False, True])
+def test_records_of_an_open_transaction_can_be_deleted(log: TransactionLog, clean: bool, commits: bool) -> None:
+    """As in Kafka, the last stable offset is not below the start of the log; the marker ends what is left."""
+    log.produce(A, b"a1")
+    log.plain(b"b")
+    log.sync()
+    log.plain(b"c")
+    log.produce(A, b"a2")
+    log.sync()
+    trim(log.store, 2)
+    log.sync()
+    for _ in range(2):
+        assert (log.store.log_start(), log.store.last_stable_offset) == (2, 2)
+        assert log.amqp() == log.kafka() == []
+        log.stop_and_start() if clean else log.restart()
+    log.end(A, commits)
+    log.sync()
+    for _ in range(2):
+        left = [b"c", b"a2"] if commits else [b"c"]
+        assert log.amqp() == log.kafka() == left
+        assert (log.store.log_start(), log.store.last_stable_offset) == (2, 5)
+        assert log.store.record_count == len(left) + 1
+        log.stop_and_start() if clean else log.restart()
+
+
 def test_compaction_leaves_open_transactions_alone_and_removes_aborted_records(log: TransactionLog) -> None:
     policy = RetentionPolicy(segment_size_bytes=1 << 26, segment_age_ms=-1, compaction=CleanerPolicy(min_dirty_ratio=0))
     log.harness.storage.set_policy(log.store, policy)
@@ -378,14 +426,15 @@ class Model:
         self.entries: list[list[Any]] = []  # [offset, producer or 0, body, state: plain, open, committed, aborted]
         self.markers: list[tuple[int, int, bool]] = []
         self.synced = 0
+        self.start = 0  # records below were deleted
 
     def visible(self, end: int) -> list[bytes]:
         """Return the committed bodies below the last stable offset."""
         result = []
         for offset, _, body, state in self.entries:
-            if offset >= end or state == "open":
+            if offset >= end or (state == "open" and offset >= self.start):
                 break
-            if state != "aborted":
+            if state != "aborted" and offset >= self.start:
                 result.append(body)
         return result
 
@@ -416,9 +465,11 @@ def test_random_walk_with_kills_power_cuts_and_clean_stops(
     log = TransactionLog(make_harness(segment_size_bytes=chance.choice([600, 2000, 1 << 20])))
     model = Model()
     number = 0
+    starts: list[int] = []  # of batches
     for _ in range(150):
         what = chance.choices(
-            ["plain", "produce", "end", "sync", "kill", "power", "clean", "roll"], [3, 8, 4, 6, 0.5, 0.5, 0.5, 0.7]
+            ["plain", "produce", "end", "sync", "kill", "power", "clean", "roll", "delete"],
+            [3, 8, 4, 6, 0.5, 0.5, 0.5, 0.7, 0.3],
         )[0]
         if what == "plain":
             number += 1
@@ -429,6 +480,7 @@ def test_random_walk_with_kills_power_cuts_and_clean_stops(
             bodies = [b"%d" % (number + more) for more in range(1, chance.randint(2, 5))]
             number += len(bodies)
             first = log.produce(producer, *bodies)
+            starts.append(first)
             model.entries += [[first + at, producer, body, "open"] for at, body in enumerate(bodies)]
         elif what == "end":
             producer, commits = chance.choice([A, B, C]), chance.random() < 0.6
@@ -439,6 +491,14 @@ def test_random_walk_with_kills_power_cuts_and_clean_stops(
         elif what == "sync":
             log.sync()
             model.synced = log.store.next_offset
+        elif what == "delete":
+            log.sync()
+            model.synced = log.store.next_offset
+            trim(log.store, chance.choice([*[each for each in starts if each < model.synced], 0]))
+            log.sync()
+            log.harness.storage.commits.flush()
+            log.harness.run_callbacks()
+            model.start = max(model.start, log.store.log.deleted_end)
         elif what == "roll":
             log.store.flush_batches()
             if log.store.log.segments and log.store.log.segments[-1].size:
@@ -452,6 +512,7 @@ def test_random_walk_with_kills_power_cuts_and_clean_stops(
             end = log.store.next_offset
             assert end >= model.synced, what
             model.cut(end, log.present() if what == "power" else None)
+            starts = [each for each in starts if each < end]
             model.synced = end
             log.sequences.clear()
             for name in (A, B, C):
@@ -463,8 +524,13 @@ def test_random_walk_with_kills_power_cuts_and_clean_stops(
             expected = model.visible(log.store.last_stable_offset)
             assert log.amqp() == log.kafka() == expected, what
             open_ = [each[0] for each in model.entries if each[3] == "open"]
-            assert log.store.last_stable_offset == min([*open_, log.store.high_watermark])
+            stable_end = min([*open_, log.store.high_watermark])
+            assert log.store.last_stable_offset == max(stable_end, model.start)
+            assert log.store.segment_start() <= log.store.log_start()
+            assert log.store.log_start() >= model.start
             if log.store.high_watermark == log.store.next_offset:
-                live = [each for each in model.entries if each[3] != "aborted"]
-                assert log.store.size_bytes == sum(len(each[2]) for each in live), what
-                assert log.store.record_count == len(live) + len(model.markers), what
+                live = [each for each in model.entries if each[3] != "aborted" and each[0] >= model.start]
+                markers = [each for each in model.markers if each[0] >= model.start]
+                if not model.start:  # the sizes of deleted bodies count until their segment is removed
+                    assert log.store.size_bytes == sum(len(each[2]) for each in live), what
+                assert log.store.record_count == len(live) + len(markers), what

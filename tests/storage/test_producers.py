@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import warnings
@@ -157,6 +158,31 @@ def test_producers_of_a_removed_segment_are_known(make_harness: Any) -> None:
         assert not send(harness, 39)
         assert not send(harness, 0)
         assert send(harness, 40)
+
+
+def test_producers_are_known_although_their_snapshot_failed_at_first(make_harness: Any) -> None:
+    """A segment is not removed before the snapshot has its producers."""
+    harness = make_harness(segment_size_bytes=4096)
+    harness.create_log()
+    harness.filesystem.fault = lambda name, path: (
+        OSError(errno.EMFILE, "no descriptor") if name == "open" and ".snapshot" in path else None
+    )
+    send(harness, 0, producer=6)
+    for sequence in range(40):
+        send(harness, sequence, size=500)
+        harness.end_turn()
+    harness.filesystem.fault = None
+    first = harness.store.log.segments[0]
+    harness.store.ack_range(0, first.end - 1)
+    for _ in range(3):
+        harness.append(b"plain")
+        harness.end_turn()
+        harness.storage.commits.flush()
+        harness.run_callbacks()
+    assert not harness.filesystem.exists(f"{first.prefix}.log")
+    harness.restart(harness.filesystem.killed())
+    assert not send(harness, 0, producer=6)
+    assert send(harness, 1, producer=6)
 
 
 def test_damaged_snapshot_is_rebuilt_from_the_log(make_harness: Any) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 
 def test_segment_drained_in_an_open_turn_is_removed_later(make_harness: Callable[..., Any]) -> None:
@@ -32,3 +35,41 @@ def test_segment_drained_in_an_open_turn_is_removed_later(make_harness: Callable
     assert not store.failed and not any(failed for _, failed in harness.commits)
     assert harness.restart().next_offset == 24
     assert harness.offsets()[0] == first.end
+
+
+@pytest.mark.parametrize("failing", ["checkpoint", ".log"])
+def test_acks_stay_while_the_segment_of_their_messages_stays(
+    make_harness: Callable[..., Any], failing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The removal of a segment's files fails for a while. Its `.settled` file must not be removed without them.
+
+    It is repeated up to 20 times a second; the log has one line.
+    """
+    harness = make_harness(segment_size_bytes=4000)
+    store = harness.create_log()
+    for number in range(20):
+        harness.append(b"%d" % number * 500)
+        harness.end_turn()
+    first, second = store.log.segments[:2]
+    harness.filesystem.fault = lambda name, path: (
+        OSError(errno.EMFILE, "no descriptor") if failing in path and name in ("open", "unlink") else None
+    )
+    for offset in range(first.base, second.end):
+        store.ack(offset, 0)
+        harness.clock.now_ms += 1000
+        harness.end_turn()
+        harness.storage.commits.flush()
+        harness.run_callbacks()
+    assert len([each for each in caplog.messages if "work after the sync failed" in each]) == 1
+    harness.filesystem.fault = None
+    third = store.log.segments[2]
+    for offset in range(third.base, third.end):
+        store.ack(offset, 0)
+        harness.clock.now_ms += 1000
+        harness.append(b"more")
+        harness.end_turn()
+        harness.storage.commits.flush()
+        harness.run_callbacks()
+    assert not any(harness.filesystem.exists(f"{each.prefix}.log") for each in (first, second, third))
+    harness.restart()
+    assert harness.offsets()[0] == third.end

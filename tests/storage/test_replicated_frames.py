@@ -357,7 +357,6 @@ class TestResponses:
 
     def test_metadata(self) -> None:
         read = requests.decode_metadata(metadata_response())
-        assert read.cluster_id == "abc"
         assert read.brokers == {1: ("kafka1", 9092), 2: ("kafka2", 9092)}
         assert read.leaders == {(b"orders", 0): 1, (b"orders", 1): -1}
         assert read.codes == {(b"orders", 1): 5, (b"gone", -1): 3}

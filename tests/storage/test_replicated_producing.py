@@ -366,7 +366,7 @@ def test_epoch_fence_shows_the_end_of_a_partition() -> None:
     run.wanted = {partition}
     run.look_up()
     run.high_watermarks[0] = UNKNOWN
-    run.producing.offer(partition, epoch_fence(b"slot", 9, 4, 1, 0), 0)
+    run.producing.offer(partition, epoch_fence(b"slot", 9, 4, 1), 0)
     with pytest.raises(ValueError, match="epoch fence"):
         run.producing.offer(partition, batch_at(0, 1), 0)
     run.send()

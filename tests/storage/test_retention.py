@@ -332,6 +332,62 @@ def test_start_removes_renamed_files(small: Any) -> None:
     assert small.offsets() == offsets
 
 
+class SyncedStarts(SimulatedFileSystem):
+    """Remembers the log-start checkpoints that it has synced."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.synced: list[int] = []
+
+    def replace_file(self, path: str, data: bytes, *, sync: bool) -> None:
+        super().replace_file(path, data, sync=sync)
+        if path.endswith("/log-start-offset-checkpoint") and sync:
+            self.synced.append(int(data.split()[-1]))
+
+
+def test_only_a_deletion_within_a_segment_syncs_the_checkpoint(small: Any) -> None:
+    """The names of the segments tell the rest, so removals of segments cost queues and streams no sync."""
+    small.filesystem = disk = SyncedStarts()
+    small.create_log()
+    for number in range(12):
+        small.append(*(b"." * 300 for _ in range(3)))
+        small.end_turn()
+        for offset in range(3 * number, 3 * number + 3):
+            small.store.ack(offset, 300)
+        small.end_turn()
+        small.storage.commits.flush()
+        small.run_callbacks()
+    assert int(small.names(".log")[0][:20]) > 6
+    small.storage.close(clean=True)
+    fill_log(small, RetentionPolicy(max_records=15))
+    before = small.names(".log")
+    maintain(small)
+    assert len(small.names(".log")) < len(before)
+    assert not disk.synced
+    base = int(small.names(".log")[1][:20])
+    for offset in (base, base + 1):
+        trim(small.store, offset)
+        maintain(small)
+    assert disk.synced == [base + 1]
+
+
+def test_a_deletion_outlives_the_removal_of_segments_that_exporters_held(small: Any) -> None:
+    fill_log(small, RetentionPolicy(file_delete_delay_ms=0))
+    hold = small.storage.export_hold(small.store)
+    hold.declare("lake", 1 << 20)
+    assert trim(small.store, 14) == 14
+    maintain(small)
+    assert int(small.names(".log")[0][:20]) == 0
+    hold.commit("lake", int(small.names(".log")[1][:20]))
+    small.storage.on_export_hold_changed(small.store)
+    maintain(small)
+    assert 0 < int(small.names(".log")[0][:20]) < 14
+    for _ in range(2):
+        assert (small.store.segment_start(), small.store.log_start()) == (14, 14)
+        store = small.restart()
+        small.storage.set_policy(store, RetentionPolicy())
+
+
 def test_trim_is_exact_to_the_record(small: Any) -> None:
     fill_log(small, RetentionPolicy())
     assert trim(small.store, 14) == 14

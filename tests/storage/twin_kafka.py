@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from librt.strings import BytesWriter
 
 from amqpd.kafka.partition import Partition
-from amqpd.kafka.producer_state import PartitionProducer, ProduceCall, ProducerState
+from amqpd.kafka.producer_state import ProduceCall, ProducerState
 from amqpd.storage.log.batch import BatchHeader, ClosedBatch, close_batch, crc_fits
 from amqpd.storage.log.record import read_offset_delta, read_varint, record_stop, varint
 
@@ -112,7 +112,7 @@ class SentRequest:
     is_cut: bool = False
 
 
-class Run(PartitionProducer):
+class Run:
     """A producer, the Kafka twin and the network between them, driven by a random number generator."""
 
     def __init__(self, seed: int, partitions: int = 3, brokers: int = 2) -> None:

@@ -86,6 +86,21 @@ class TestThread:
             taken = BrokerThread(tmp_path, memory=True, settings={"amqp.port": other.getsockname()[1]})
             with pytest.raises(BrokerFailed, match="in use"):
                 taken.start()
+        with BrokerThread(tmp_path), pytest.raises(BrokerFailed, match=f"data directory {tmp_path} is in use by"):
+            BrokerThread(tmp_path).start()
+
+    @pytest.mark.parametrize("kind", [BrokerThread, BrokerProcess])
+    def test_failed_start_leaves_no_temporary_directory(self, kind: type[BrokerThread | BrokerProcess]) -> None:
+        broker = kind(memory=True, settings={"amqp.prot": 1})
+        with pytest.raises(BrokerFailed), broker:
+            pass
+        assert not broker.data_dir.exists()
+
+    def test_unknown_port_has_the_reason(self, thread_broker: BrokerThread, tmp_path: Path) -> None:
+        with pytest.raises(RuntimeError, match=r"no listener for kafka: see the setting kafka\.port"):
+            _ = thread_broker.kafka_port
+        with pytest.raises(RuntimeError, match="the broker was not started"):
+            _ = BrokerProcess(tmp_path).url
 
     def test_start_that_takes_too_long_leaves_no_broker(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         make, held = thread._server, threading.Event()
@@ -136,8 +151,6 @@ class TestThread:
             broker.restart()
             assert broker.kafka_port == port
             socket.create_connection(("127.0.0.1", port), 60).close()
-        with pytest.raises(RuntimeError, match="port of kafka is not known"):
-            _ = thread_broker.kafka_port
 
     async def test_asyncio(self, tmp_path: Path) -> None:
         async with BrokerThread(tmp_path, memory=True) as broker:
@@ -361,6 +374,8 @@ def plugin_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subpro
     def run(text: str, *options: str) -> subprocess.CompletedProcess[str]:
         folder = tmp_path_factory.mktemp("project")
         (folder / "test_project.py").write_text(text, "utf-8")
+        # As an installed plugin has it, whose package pytest marks.
+        (folder / "conftest.py").write_text("import pytest\n\npytest.register_assert_rewrite('amqpd')\n", "utf-8")
         command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "amqpd.testing", "-p", "no:cacheprovider"]
         return subprocess.run(
             [*command, *options, str(folder)], cwd=folder, capture_output=True, text=True, timeout=300, check=False
@@ -395,3 +410,12 @@ def test_recorder(amqpd_broker, amqpd_vhost, amqpd_recorder):
         ran = plugin_run(self.TEXT, "-o", "amqpd_mode=thread-disk")
         assert ran.returncode != 0
         assert "amqpd_mode must be one of process, process-memory, thread, thread-memory, not 'thread-d" in ran.stdout
+
+    def test_modules_of_the_server_are_imported_as_they_are(self, plugin_run: Callable) -> None:
+        """To rewrite the assertions of all of them takes 0.7 s, and again in each run that keeps no bytecode."""
+        ran = plugin_run(
+            "import amqpd.config.loader\n\n"
+            "def test_loader():\n"
+            "    assert type(amqpd.config.loader.__loader__).__name__ == 'SourceFileLoader'\n"
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -12,14 +12,12 @@ from pathlib import Path
 import pytest
 
 from amqpd.storage.filesystem import FileSystem
-from amqpd.storage.metadata.store import (
+from amqpd.storage.metadata.rows import (
     BindingRow,
     Change,
     Delete,
     DeleteBindings,
     ExchangeRow,
-    MetadataClosed,
-    MetadataState,
     PermissionRow,
     PolicyRow,
     Put,
@@ -27,13 +25,12 @@ from amqpd.storage.metadata.store import (
     ScramRow,
     SeenCacheRow,
     SeenRow,
-    SqlMetadataStore,
     StoredOffsetRow,
     UserLimitsRow,
     UserRow,
     VhostRow,
-    WriteFailed,
 )
+from amqpd.storage.metadata.store import MetadataClosed, MetadataState, SqlMetadataStore, WriteFailed
 from amqpd.testing.memory import MemoryFileSystem, MemoryMetadata
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
+import time
+from pathlib import Path
 
 import pika
 import pytest
 
-from amqpd.testing import BrokerFailed, BrokerThread, Recorder, Vhost, commands
+from amqpd.testing import BrokerFailed, BrokerProcess, BrokerThread, Recorder, Vhost, commands
 
 DEAD = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
 
@@ -118,8 +120,25 @@ def test_failure_shows_what_there_is(channel, recorder: Recorder) -> None:
     assert lines[-1] == "  and 2 more"
     with pytest.raises(AssertionError, match=r"^0 messages published expected in vhost '\S+', found 23\nfound:"):
         recorder.assert_published(0)
-    with pytest.raises(TypeError, match="unknown conditions: key"):
-        recorder.published(key="orders")  # type: ignore[call-arg]
+
+
+def test_wrong_conditions_are_refused_without_a_message(recorder: Recorder) -> None:
+    with pytest.raises(TypeError, match="unknown conditions: key, timeout; there are exchange, routing_key, body, "):
+        recorder.published(key="orders", timeout=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unknown conditions: exchnage"):
+        recorder.assert_published(0, exchnage="orders")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="body must be bytes, not str"):
+        recorder.assert_published(body="4711")  # type: ignore[arg-type]
+
+
+def test_waits_end_while_a_test_holds_the_clock(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As freezegun and time-machine do."""
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    assert not BrokerProcess(tmp_path).says("ready", timeout_s=0.01)
+    with pytest.raises(AssertionError, match=r"within 0.01 s, found 0"):
+        recorder.assert_published(timeout_s=0.01)
 
 
 def test_messages_beyond_the_limit_raise(monkeypatch: pytest.MonkeyPatch, channel, recorder: Recorder) -> None:
