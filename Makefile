@@ -106,7 +106,7 @@ test-page: compiled $(VENV)/.extra-page browser ## the web page in Debian's Chro
 test-peer: compiled rabbitmq ## beside a live RabbitMQ, Debian's package
 	@$(TEST) $(SPREAD) -m external --ignore=interop/kafka --ignore=interop/clients interop
 
-interop: compiled rabbitmq $(VENV)/.clients $(VENV)/.kafka-clients $(VENV)/.extra-all-tests ## clients, frameworks and tools with amqpd and with RabbitMQ or Kafka: a matrix (ARGS="--clients pika")
+interop: compiled rabbitmq $(VENV)/.clients $(VENV)/.rabbitmqadmin-ng $(VENV)/.kafka-clients $(VENV)/.extra-all-tests ## clients, frameworks and tools with amqpd and with RabbitMQ or Kafka: a matrix (ARGS="--clients pika")
 	@TMPDIR="$$(.ci/tmpdir)" $(BIN)/python -P -c 'import runpy, sys; sys.path.append("."); runpy.run_module("interop.clients", run_name="__main__")' --out $(VENV)/interop $(ARGS)
 
 foreign: compiled ## a client's own test suite with amqpd (SUITE=py-amqp ARGS=--beside: with RabbitMQ, too)
@@ -147,9 +147,10 @@ bench-cluster: $(VENV)/.installed $(VENV)/.extra-cluster $(VENV)/.extra-test $(V
 bench-kafka: $(VENV)/.installed $(VENV)/.extra-cluster $(VENV)/.extra-test $(VENV)/.kafka-clients ## the Kafka listener beside Apache Kafka
 	$(BIN)/python -m interop.bench.kafka $(BENCH_ARGS)
 
-bench-export: $(VENV)/.installed $(VENV)/.extra-spark $(VENV)/.extra-all-tests ## a million records decoded and exported
+bench-export: $(VENV)/.installed $(VENV)/.extra-spark $(VENV)/.extra-all-tests $(VENV)/.extra-cluster $(VENV)/.kafka-clients $(VENV)/.kafka-spark ## a million records decoded and exported
 	$(BIN)/python -P -c 'import runpy, sys; sys.path.append("."); runpy.run_module("interop.bench.export_decode", run_name="__main__")' $(BENCH_ARGS)
 	$(BIN)/python -m interop.bench.export
+	$(BIN)/python -P -c 'import runpy, sys; sys.path.append("."); runpy.run_module("interop.bench.export_peers", run_name="__main__")'
 
 bench-curves: $(VENV)/.installed ## the CPU time of a message as queues, bindings, connections ... grow (BENCH_ARGS="--far")
 	$(BIN)/python -m interop.bench.curves $(BENCH_ARGS)
@@ -179,7 +180,7 @@ clean: ## remove everything that make has made
 
 # --- The environments. A stamp is made again when pyproject.toml or setup.py changes, the compiled package when a source does.
 
-.PHONY: export sql spark kafka kafka-spark kafka-clients clients table-readers browser rabbitmq
+.PHONY: export sql spark kafka kafka-spark kafka-clients clients rabbitmqadmin-ng table-readers browser rabbitmq
 export: $(VENV)/.installed $(VENV)/.extra-export ## add what `amqpctl export` needs to .venv
 sql: $(VENV)/.installed $(VENV)/.extra-sql ## add what `amqpctl sql` needs to .venv
 spark: $(VENV)/.installed $(VENV)/.extra-spark ## add what format("amqp") and `amqpctl export --engine spark` need to .venv
@@ -188,11 +189,12 @@ kafka-spark: $(VENV)/.kafka-spark
 table-readers: $(VENV)/.table-readers ## add DuckDB and Spark as readers of Iceberg's and Delta's tables, for tests/export
 kafka-clients: $(VENV)/.kafka-clients ## add Kafka's clients in other languages and its tools, for interop/kafka
 clients: $(VENV)/.clients ## add AMQP clients in other languages, for interop/clients
+rabbitmqadmin-ng: $(VENV)/.rabbitmqadmin-ng ## add the newer rabbitmqadmin, for interop/clients: Cargo builds it in some minutes
 browser: ; @.ci/install browser
 rabbitmq: ; @.ci/install rabbitmq
 
 $(VENV)/.created:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "amqpd needs Python 3.11 or later")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "amqpd needs Python 3.11 or later, and $(PYTHON) is %d.%d; name another: make PYTHON=python3.12 ..." % sys.version_info[:2])'
 	@$(PYTHON) -m venv $(@D) || { echo "no virtual environment could be made; on Debian: apt install python3-venv" >&2; exit 1; }
 	@touch $@
 
@@ -214,10 +216,11 @@ $(PLAIN)/.ready: $(addprefix $(VENV)/.extra-,run test dev)
 	@touch $@
 
 $(VENV)/.kafka: tests/cluster/jars/pom.xml | $(VENV)/.created ; @.ci/install jars $< $(VENV)/kafka; touch $@
-$(VENV)/.kafka-clients: $(wildcard interop/kafka/*/*.xml interop/kafka/*/*.go interop/kafka/*/go.sum interop/kafka/kafkajs/package.json) | $(VENV)/.created
+$(VENV)/.kafka-clients: $(wildcard interop/kafka/*/*.xml interop/kafka/*/*.go interop/kafka/*/go.sum interop/kafka/kafkajs/package-lock.json) | $(VENV)/.created
 	@.ci/install kafka-clients $(VENV)/kafka-clients; touch $@
 $(VENV)/.table-readers: tests/export/jars/tables.xml .ci/install | $(VENV)/.created
 	@.ci/install table-readers $(VENV)/table-readers; touch $@
-$(VENV)/.clients: $(wildcard interop/clients/*/*.xml interop/clients/*/*.java interop/clients/*/*.go interop/clients/*/go.sum interop/clients/*/*.c interop/clients/Cargo.lock interop/clients/*/src/main.rs interop/clients/package-lock.json) | $(VENV)/.created
+$(VENV)/.clients: $(wildcard interop/clients/*/*.xml interop/clients/*/*.java interop/clients/*/*.go interop/clients/*/go.sum interop/clients/*/*.[ch] interop/clients/Cargo.lock interop/clients/*/src/*.rs interop/clients/package-lock.json) | $(VENV)/.created
 	@.ci/install clients $(VENV)/clients; touch $@
+$(VENV)/.rabbitmqadmin-ng: .ci/install | $(VENV)/.created ; @.ci/install rabbitmqadmin-ng $(VENV)/clients; touch $@
 $(VENV)/.kafka-spark: tests/cluster/jars/spark.xml | $(VENV)/.created ; @.ci/install jars $< $(VENV)/kafka-spark; touch $@

@@ -42,16 +42,21 @@ Web page
 
 from __future__ import annotations
 
+import sys
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # pip runs this file before it reads requires-python
+    raise SystemExit(f"amqpd needs Python 3.11 or later, and this is {sys.version.split()[0]}") from None
+
 import atexit
 import os
 import shlex
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tempfile
 import time
-import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir
