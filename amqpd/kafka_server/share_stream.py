@@ -22,7 +22,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from amqpd.broker.flow.timers import CallTimer
-from amqpd.kafka_server.messages import INVALID_RECORD_STATE, NONE, POLICY_VIOLATION, STORAGE_ERROR, UNKNOWN_TOPIC_ID
+from amqpd.kafka_server.messages import (
+    GROUP_ID_NOT_FOUND,
+    INVALID_RECORD_STATE,
+    NONE,
+    POLICY_VIOLATION,
+    STORAGE_ERROR,
+    UNKNOWN_TOPIC_ID,
+)
 from amqpd.kafka_server.share_queue import FetchCredit, ShareSource, merged
 from amqpd.kafka_server.share_state import OPEN_MAX, ShareState, decode_snapshot
 from amqpd.kafka_server.share_states import ShareStates, StateKey, StoredState
@@ -90,6 +97,11 @@ class ShareStreams:
             return False
         self._streams.pop(key, None)
         return True
+
+    def end_group(self, vhost_id: str, group: str) -> None:
+        """End the streams of a group that is being deleted: a session that is still open writes no state any more."""
+        for key in [key for key in self._streams if key.vhost_id == vhost_id and key.group == group]:
+            self._streams.pop(key).end()
 
     def forget(self, stream: ShareStream) -> None:
         """Remove a stream without members; its state is written."""
@@ -185,10 +197,10 @@ class ShareStream:
         """Write the first state, then use it."""
 
         def done(safe: bool) -> None:
-            if safe:
+            if safe and self._error == NONE:
                 self.state = state
                 self.serve()
-            else:
+            elif not safe:
                 self._error = STORAGE_ERROR
                 self._fail(STORAGE_ERROR)
 
@@ -242,6 +254,13 @@ class ShareStream:
         if self._cursor is not None:
             self._cursor.close()
             self._cursor = None
+
+    def end(self) -> None:
+        """The group is deleted: acquire and write nothing more."""
+        self.stop()
+        self.state = None
+        self._error = GROUP_ID_NOT_FOUND
+        self._fail(self._error)
 
     def _fail(self, error: int) -> None:
         for source in list(self._sources.values()):

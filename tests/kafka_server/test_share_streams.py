@@ -376,3 +376,23 @@ def test_share_groups_are_listed_and_deleted(broker: BrokerProcess) -> None:
             assert client.ask(wanted, 2).results[0].error_code == 0
             assert client.ask(wanted, 2).results[0].error_code == 69
     assert group not in listed(broker)
+
+
+def test_the_session_of_a_deleted_share_group_writes_nothing(broker: BrokerProcess) -> None:
+    name = stream(broker, b"a", b"b")
+    group = f"g-{uuid.uuid4()}"
+    with (
+        ShareMember(address_of(broker), group, name) as member,
+        ShareMember(address_of(broker), f"g-{uuid.uuid4()}", name) as other,
+    ):
+        member.heartbeat(0, [name])
+        records = member.take(1)
+        member.heartbeat(-1)
+        with KafkaSocket(address_of(broker)) as client:
+            wanted = DeleteGroupsRequest(groups_names=[group], version=2)
+            assert client.ask(wanted, 2).results[0].error_code == 0
+        assert member.acknowledge({name: [(records[0].offset, records[0].offset, ACCEPT)]}).ack_errors == {name: 121}
+        assert member.acknowledge({}, epoch=-1).error == 0
+        other.heartbeat(0, [name])
+        other.end(name, other.take(1), ACCEPT)  # written after all that the first member may have written
+    assert group not in listed(broker)
