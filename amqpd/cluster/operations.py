@@ -74,6 +74,9 @@ class ClusterOperations(ClusterControl):
             "inner_port_refused": node.inner.refused_count,
         }
 
+    def kafka_outage_s(self) -> float:
+        return self._node.options.access.outages.duration_s()
+
     async def move(self, vhost: str, node: str) -> list[str]:
         state = self._node.state
         slot = state.slot_of(vhost)

@@ -79,6 +79,10 @@ class Outages:
         """Return the reason of the last failure; "" if the component works."""
         return self._failing.get(component, ("", 0.0))[0]
 
+    def duration_s(self) -> float:
+        """Return how long something has failed without a moment in which all worked; 0 if all works now."""
+        return asyncio.get_running_loop().time() - self._began_s if self._failing else 0.0
+
     def _end(self) -> None:
         if self._is_logged:
             seconds = asyncio.get_running_loop().time() - self._began_s

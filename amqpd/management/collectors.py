@@ -486,6 +486,7 @@ def put_amqpd_metrics(sheet: MetricsWriter, call: ApiRequest, span_records: int,
     sheet.add_histogram(group["amqpd_storage_ack_age_seconds"], BOUNDS_ACKS_S, ages.counts, ages.total_s)
     values: dict[str, float] = {
         "amqpd_clock_jump_seconds": broker.storage.clock_watch.jump_ms / 1000,
+        "amqpd_cluster_kafka_outage_seconds": 0.0 if call.cluster is None else call.cluster.kafka_outage_s(),
         "amqpd_storage_unsynced_bytes": int(broker.storage.commits.unsynced_bytes),
         "amqpd_retained_bytes": broker.storage.retained.bytes,
         "amqpd_export_lost_records_total": broker.storage.export_losses.records,

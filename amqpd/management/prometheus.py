@@ -321,6 +321,7 @@ OWN: Final = _group(
     ("amqpd_storage_group_bytes", HISTOGRAM, "Bytes appended to the logs of a group commit"),
     ("amqpd_storage_group_logs", HISTOGRAM, "Number of logs in a group commit"),
     ("amqpd_clock_jump_seconds", GAUGE, "Seconds that the wall clock is ahead because of a held jump, else 0"),
+    ("amqpd_cluster_kafka_outage_seconds", GAUGE, "How long this node has had trouble with Kafka, else 0"),
     ("amqpd_storage_unsynced_bytes", GAUGE, "Bytes that are written and not yet synced"),
     ("amqpd_retained_bytes", GAUGE, "Size of the files that x-retain keeps, in bytes"),
     ("amqpd_export_lost_records_total", COUNTER, "Records deleted before their export because of x-export-max-bytes"),

@@ -448,6 +448,9 @@ class ClusterControl(Protocol):
     def status(self) -> dict[str, Any]:
         """Return nodes, vhosts with their nodes, and the guarantee of a confirm, for `GET /api/amqpd/cluster`."""
 
+    def kafka_outage_s(self) -> float:
+        """Return how long this node has had trouble with Kafka; 0 if Kafka answers."""
+
     async def move(self, vhost: str, node: str) -> list[str]:
         """Move the slot of a vhost to a node. Return the names of all vhosts of the slot, once the node serves them.
 

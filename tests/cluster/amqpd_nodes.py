@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -277,6 +278,13 @@ class Nodes:
         if answer.status >= 400:
             raise NodeFailed(f"{node.name}: {method} {path}: {answer.status} {content.decode('utf-8', 'replace')}")
         return json.loads(content) if content else None
+
+    def metric(self, number: int, name: str) -> float:
+        """Return the value of a metric without labels. Raises: OSError, StopIteration if there is no such metric."""
+        host, port = self[number].http
+        with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
 
     def ctl(self, number: int, *arguments: str, timeout_s: float = 120.0) -> str:
         """Return the output of amqpctl for this node. Raises: NodeFailed."""

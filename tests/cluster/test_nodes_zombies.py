@@ -190,6 +190,7 @@ async def test_owner_cut_off_from_kafka_and_peers_closes_its_connections(far_nod
         status = await asyncio.to_thread(nodes.api, alone, "GET", "/api/amqpd/cluster")
         assert not status["kafka_answers"]
         assert "connect to another node" in status["cut_off"]
+        assert await asyncio.to_thread(nodes.metric, alone, "amqpd_cluster_kafka_outage_seconds") > 0
         with pytest.raises(NodeFailed, match="503.*reaches neither Kafka"):
             await asyncio.to_thread(nodes.api, alone, "GET", "/health/ready")
         node.host.heal()

@@ -73,7 +73,9 @@ def test_outage_is_logged_at_begin_each_minute_and_at_end(clock: Clock, lines: C
     assert repeated[0] == "trouble with Kafka for 60 s, 599 failures: b:2: refused; a:1: refused"
     outages.report_success("a:1")
     assert lines() == []
+    assert round(outages.duration_s()) == 130
     outages.report_success("b:2")
+    assert outages.duration_s() == 0
     assert lines() == ["Kafka answers again, after 130.0 s"]
     clock.advance(10 * REPEAT_S)
     assert lines() == []
