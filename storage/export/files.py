@@ -50,6 +50,10 @@ class SourceError(Exception):
     """The logs cannot be reached: no such directory, no such broker, no permission. The text is for people."""
 
 
+class BrokerUnreachable(SourceError):
+    """The broker does not answer, or not yet: it is being restarted, or the network is down."""
+
+
 @dataclass(frozen=True, order=True)
 class QueueName:
     """A queue to read.
@@ -411,7 +415,7 @@ class _Client:
         return json.loads(data)
 
     def request(self, path: str, headers: dict[str, str]) -> tuple[int, bytes, str]:
-        """Return (status, body, Content-Range). Raises SourceError."""
+        """Return (status, body, Content-Range). Raises SourceError, BrokerUnreachable."""
         for attempt in (0, 1):
             connection = self._connection or self._source.connection(TIMEOUT_S)
             self._connection = connection
@@ -424,11 +428,13 @@ class _Client:
                 if attempt == 0 and isinstance(error, _RETRIED):
                     continue
                 what = str(error) or type(error).__name__
-                raise SourceError(f"the broker at {self.url} does not answer: {what}") from error
+                raise BrokerUnreachable(f"the broker at {self.url} does not answer: {what}") from error
             if answer.status == 401:
                 raise SourceError(
                     f"{self.url}: {self._source.shown_user} is not allowed: {_reason(answer.status, data)}"
                 )
+            if answer.status == 503:
+                raise BrokerUnreachable(f"{self.url}{path}: {_reason(answer.status, data)}")
             span = answer.getheader("Content-Range", "")
             if answer.getheader("Content-Type", "").startswith("application/zstd"):
                 data = self._unpacked(data, span)

@@ -35,7 +35,7 @@ from amqpd.storage.export import offsets
 from amqpd.storage.export.checkpoint import ExportCheckpoint, ExportLedger, Progress
 from amqpd.storage.export.columns import BASE, COLUMNS, TIMES, chosen
 from amqpd.storage.export.engine import ExportEngine, ExportRows
-from amqpd.storage.export.files import BrokerSource, LogSource, QueueName, SourceError
+from amqpd.storage.export.files import BrokerSource, BrokerUnreachable, LogSource, QueueName, SourceError
 from amqpd.storage.export.object_store import is_object_store
 from amqpd.storage.export.options import NoSuchQueue, parse
 from amqpd.storage.export.payload import PayloadFormat, PayloadOptions
@@ -377,25 +377,57 @@ class ExportJob:
                 is_table = options.format in ("delta", "iceberg")
                 self._payload = known_schema(options.payload, ledger, may_add_fields=is_table)
             try:
+                is_reachable = self._run_batches(ledger, target, total)
+            except Exception as error:
+                if not (self.stopped() and self.engine.has_ended(error)):
+                    raise
+                logger.warning("the engine was ended during a batch; a rerun exports it again")
+                is_reachable = True
+            finally:
+                self.engine.close()
+            if is_reachable:
+                total.lag = sum(span.end - span.first for span in self._spans(ledger, None))
+                self._commit_holds(ledger)
+            total.batch = ledger.state.batch
+            total.root = target.root(options.to)
+        total.seconds = time.monotonic() - started
+        return total
+
+    def _run_batches(self, ledger: ExportLedger, target: ExportTarget, total: ExportReport) -> bool:
+        """Export batches until the run ends. With `follow`, wait for a broker that does not answer.
+
+        Returns: False if the run was stopped during such a wait.
+        """
+        while True:
+            try:
                 for report in self._batches(ledger, target):
                     total.batches += 1
                     total.rows += report.rows
                     total.rejected += report.rejected
                     total.bytes += report.bytes
                     total.working_s += report.working_s
+                    total.lag = report.lag
                     self.say(report)
-            except Exception as error:
-                if not (self.stopped() and self.engine.has_ended(error)):
+                return True
+            except BrokerUnreachable as error:
+                if not self.options.follow:
                     raise
-                logger.warning("the engine was ended during a batch; a rerun exports it again")
-            finally:
-                self.engine.close()
-            total.lag = sum(span.end - span.first for span in self._spans(ledger, None))
-            self._commit_holds(ledger)
-            total.batch = ledger.state.batch
-            total.root = target.root(options.to)
-        total.seconds = time.monotonic() - started
-        return total
+                logger.warning("%s; the export continues when it answers", error)
+                if not self._wait_for_broker():
+                    return False
+                logger.warning("the broker answers again")
+                self._prepare(ledger, target, total)
+
+    def _wait_for_broker(self) -> bool:
+        """Wait until the broker answers. Return False if the run is stopped first."""
+        while not self.stopped():
+            self._wait(POLL_S)
+            try:
+                self._parsed.queues()
+            except BrokerUnreachable:
+                continue
+            return True
+        return False
 
     def _open_checkpoint(self) -> ExportLedger:
         return ExportCheckpoint(Path(self.options.checkpoint), self.options.identity())
@@ -434,8 +466,10 @@ class ExportJob:
         if under_way is None:
             return
         if target.has(under_way):
-            total.batches, total.rows, total.bytes = 1, under_way.rows, under_way.bytes
-            total.rejected = under_way.rejected
+            total.batches += 1
+            total.rows += under_way.rows
+            total.bytes += under_way.bytes
+            total.rejected += under_way.rejected
             ledger.commit()
         else:
             ledger.state.next = None

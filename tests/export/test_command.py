@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from unittest.mock import Mock
@@ -20,10 +22,12 @@ import pytest
 from amqpd.cli import export as command
 from amqpd.cli.main import run
 from amqpd.protocol import properties as p
+from amqpd.storage.export import job as job_module
 from amqpd.storage.export.engine import PyarrowEngine
 from amqpd.storage.export.job import BadExport, ExportJob, ExportOptions, without_password
 from amqpd.storage.export.publisher import SinkPublisher, SinkTarget
 from amqpd.storage.spark import session
+from amqpd.testing import BrokerProcess
 
 
 def call(*arguments):
@@ -276,3 +280,46 @@ def test_follow_exports_a_vhost_over_http_with_new_messages(amqpd_broker, amqpd_
     assert len(reports) >= 2
     lines = [line for path in (tmp_path / "lake").glob("vhost-*.json") for line in path.read_text().splitlines()]
     assert len(lines) == 150
+
+
+def test_follow_continues_after_a_restart_of_the_broker(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(job_module, "POLL_S", 0.02)
+    reports, is_stopped = [], threading.Event()
+    to, check = str(tmp_path / "lake"), str(tmp_path / "check")
+
+    def publish(broker, count):
+        broker.api("PUT", "/api/queues/%2F/orders", {"durable": True})
+        publisher = SinkPublisher(SinkTarget.from_url(broker.url))
+        for _ in range(count):
+            publisher.publish("", "orders", p.encode_properties(p.Properties(delivery_mode=2)), b"order")
+        publisher.finish()
+        publisher.close()
+
+    def wait_until(condition):
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert not running.done(), running.result()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            with BrokerProcess(tmp_path / "data") as broker:
+                publish(broker, 3)
+                url = broker.http_url
+                where = ({"url": url.replace("://", "://guest:guest@")}, "/", "orders", to, check)
+                wanted = ExportOptions(*where, format="json", follow=True, max_batch_age_s=0.0)
+                running = pool.submit(ExportJob(wanted, PyarrowEngine(), reports.append, is_stopped.is_set).run)
+                wait_until(lambda: reports)
+            wait_until(lambda: "does not answer" in caplog.text)
+            with BrokerProcess(tmp_path / "data", settings={"http.port": int(url.rpartition(":")[2])}) as broker:
+                publish(broker, 2)
+                wait_until(lambda: sum(each.rows for each in reports) == 5)
+                caplog.clear()
+            wait_until(lambda: "does not answer" in caplog.text)
+        finally:
+            is_stopped.set()
+        total = running.result(60)  # no broker answers
+    assert (total.rows, total.lag) == (5, 0)
+    lines = [line for path in (tmp_path / "lake").glob("*.json") for line in path.read_text().splitlines()]
+    assert len(lines) == 5
