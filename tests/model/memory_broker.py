@@ -70,6 +70,9 @@ class AllowAll:
     def has_topic_permissions(self, *_: object) -> bool:
         return False
 
+    def remove_vhost(self, name: str) -> None:
+        """Do nothing: there are no permissions."""
+
 
 class PromptMetadata:
     """Metadata that commit at once; other tests cover pending commits."""

@@ -11,9 +11,14 @@ from memory_metadata import DeclarationBroker, FailingClient
 
 from amqpd.broker.message import NO_MESSAGE
 from amqpd.broker.publish import router
+from amqpd.broker.publish.exchange_state import MetadataCacheStore
 from amqpd.broker.vhost import declare as bindings
+from amqpd.broker.vhost import policies, vhosts
+from amqpd.broker.vhost.declaration import ExchangeDeclaration
+from amqpd.broker.vhost.pending import DeclarationPending
+from amqpd.broker.vhost.vhost import VHost
 from amqpd.protocol.field_table import encode_table
-from amqpd.storage.metadata.rows import BindingRow, Put
+from amqpd.storage.metadata.rows import BindingRow, PolicyRow, Put
 
 
 class ScriptedBroker(DeclarationBroker):
@@ -51,6 +56,8 @@ class ScriptedBroker(DeclarationBroker):
 
 BIND = spec.Queue.Bind(queue="q", exchange="x", routing_key="k")
 UNBIND = spec.Queue.Unbind(queue="q", exchange="x", routing_key="k")
+POLICY: Any = {"pattern": "^amq.direct$", "definition": {"delayed-message": True}, "priority": 0}
+DELAYED = ExchangeDeclaration("d", "x-delayed-message", True, False, False, {"x-delayed-type": "direct"})
 
 
 def declare(queue: str, **flags: bool) -> Any:
@@ -271,3 +278,87 @@ class TestBindingArguments:
         client.say(1, unbind(a=1, b="2"))
         server.commit_all()
         assert self.binding_count(server) == 0
+
+
+def test_undo_of_unbind_does_not_bind_a_later_queue_of_that_name(server: ScriptedBroker) -> None:
+    first, second = server.client(), server.client()
+    server.set_up(first)
+    first.say(1, UNBIND)
+    server.commit(fails=True)
+    server.commit(fails=True)  # the undo, which is repeated
+    second.say(1, spec.Queue.Delete(queue="q"))
+    server.settle()
+    server.commit_all()
+    second.say(1, declare("q"))
+    server.settle()
+    server.commit_all()
+    assert server.replies(second) == ["Queue.DeleteOk", "Queue.DeclareOk"]
+    server.run_retries()
+    server.commit_all()
+    assert server.rows.state().bindings == []
+
+
+class TestDeletedVhost:
+    """A vhost that is deleted while a change of it waits for its commit, and then declared again."""
+
+    def declare(self, server: ScriptedBroker) -> VHost:
+        vhosts.declare(server.broker.vhosts, "other")
+        server.settle()
+        server.commit_all()
+        return server.broker.vhosts["other"]
+
+    def delete(self, server: ScriptedBroker, vhost: VHost) -> None:
+        vhosts.delete(server.broker.vhosts, vhost)
+
+    def test_exchange_is_not_declared(self, server: ScriptedBroker) -> None:
+        vhost = self.declare(server)
+        answers: list[object] = []
+        self.delete(server, vhost)
+        bindings.declare_exchange(vhost, DELAYED, answers.append)
+        server.commit_all()
+        assert isinstance(answers[0], DeclarationPending), "the command is retried and then finds no vhost"
+        assert "d" not in vhost.exchanges
+        again = self.declare(server)
+        bindings.declare_exchange(again, DELAYED)
+        server.commit_all()
+        assert getattr(again.exchanges["d"].wheel, "vhost_id", "") == again.id, "the files are in the new vhost"
+
+    def test_policy_is_not_applied(self, server: ScriptedBroker) -> None:
+        vhost = self.declare(server)
+        policies.declare(vhost, "p", POLICY)
+        self.delete(server, vhost)
+        for _ in range(2):  # both in one loop turn
+            server.metadata.commit()
+        server.settle()
+        server.commit_all()
+        assert vhost.exchanges["amq.direct"].wheel is None
+        assert server.broker.delays.wheels_of("other") == []
+
+    def test_failed_policy_is_not_restored(self, server: ScriptedBroker) -> None:
+        """The database refuses the row of a vhost that does not exist, so the undo would be repeated for ever."""
+        vhost = self.declare(server)
+        policies.declare(vhost, "p", POLICY)
+        server.commit_all()
+        policies.declare(vhost, "p", {**POLICY, "priority": 3})
+        server.commit(fails=True)
+        server.commit(fails=True)  # the undo
+        self.delete(server, vhost)
+        server.commit_all()
+        server.run_retries()
+        server.commit_all()
+        assert not server.rows._rows[PolicyRow] and not server.retry_loop.retries
+
+    def test_deduplication_ids_are_not_written(self, server: ScriptedBroker) -> None:
+        vhost = self.declare(server)
+        arguments: dict[str, object] = {"x-cache-size": 10, "x-cache-persistence": "disk"}
+        bindings.declare_exchange(
+            vhost, ExchangeDeclaration("d", "x-message-deduplication", True, False, False, arguments)
+        )
+        server.commit_all()
+        matcher: Any = vhost.exchanges["d"].matcher
+        store: MetadataCacheStore = matcher.memory.store
+        self.delete(server, vhost)
+        server.commit_all()
+        written: list[bool] = []
+        store.put([], written.append)
+        assert written == [True] and not server.metadata.waiting

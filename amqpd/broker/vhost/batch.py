@@ -42,7 +42,6 @@ class _Collected:
 
     def __init__(self, declared: PendingDeclarations, dry: bool) -> None:
         self.changes: list[Change] = []
-        self.undo: list[Change] = []
         self.steps: list[_Step] = []
         self.ends: dict[object, None] = {}
         self.held: list[ObjectName] = []
@@ -56,13 +55,12 @@ class _Collected:
         self._declared.hold_all(coming.names)
         self.held += coming.names
         self.changes += coming.changes
-        self.undo += coming.undo
         self.steps.append(_Step(coming, done))
         self.ends.update(dict.fromkeys(coming.ends))
 
     def clear(self) -> None:
         """Forget all changes: the batch is committed or abandoned."""
-        self.changes, self.undo, self.steps, self.ends, self.held = [], [], [], {}, []
+        self.changes, self.steps, self.ends, self.held = [], [], {}, []
 
 
 class DraftNamespace(Namespace):
@@ -103,6 +101,7 @@ class DraftNamespace(Namespace):
 
     def make(self, coming: PendingDeclaration, done: Done) -> None:
         """Collect a declaration. `done` is called after the commit, when it is applied; never if there is no commit."""
+        coming.vhost = self._vhost
         self._collected.add(coming, done)
         brings = coming.brings
         if isinstance(brings, NewQueue):
@@ -217,9 +216,9 @@ class DeclarationBatch(VhostNamespace):
 
     def _committed(self, done: Done, error: BaseException | None) -> None:
         if error is not None:
-            held, undo = self._collected.held, self._collected.undo
+            held, steps = self._collected.held, self._collected.steps
             self.abandon()
-            self._declared.rollback(undo[::-1], held)
+            self._declared.rollback([step.coming for step in steps], held)
         done(error)
 
     def abandon(self) -> None:
@@ -230,7 +229,7 @@ class DeclarationBatch(VhostNamespace):
     def make_all(self) -> Iterator[None]:
         """Apply the committed changes, one per step. The caller must run all steps."""
         collected = self._collected
-        steps, rows, undo, held = collected.steps, collected.changes, collected.undo, collected.held
+        steps, rows, held = collected.steps, collected.changes, collected.held
         collected.clear()
         steps.reverse()
         while steps:
@@ -238,10 +237,10 @@ class DeclarationBatch(VhostNamespace):
             self._declared.free(coming.names)
             # A deletion of the vhost, source or destination after the commit has deleted the row too.
             with suppress(DeclarationPending):
-                coming.apply()
+                self._declared.apply(coming)
             done(None)
             yield
-        for gone in (rows, undo, held):
+        for gone in (rows, held):
             yield from _drained(gone)
 
     def free_drafts(self) -> Iterator[None]:

@@ -64,3 +64,7 @@ class NewQueue:
         self.kind = str(asked.arguments.get("x-queue-type", "classic"))
         self.id = random_id() if asked.durable else ""
         self.made: Queue | None = None
+
+    @property
+    def deleted(self) -> bool:
+        return self.made is not None and self.made.deleted

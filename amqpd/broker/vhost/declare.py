@@ -298,9 +298,7 @@ def check_queue_declaration(vhost: str, asked: QueueDeclaration) -> None:
 
 def _make_queue(vhost: VHost, new: NewQueue) -> None:
     """Create the queue in memory after its row was committed."""
-    declared, storage = vhost.catalogue.declared, vhost.catalogue.storage
-    if vhost.deleted:
-        raise DeclarationPending(declared, ObjectName(vhost.name, "queue", new.name))
+    storage = vhost.catalogue.storage
     store: QueueLog | None = None
     if new.id:
         store = storage.create_queue(vhost.id, new.name, vhost.name, None, new.id, new.auto_delete, new.table)[1]
@@ -470,7 +468,8 @@ def unbind(
         return
     row = _binding_row(vhost, binding.key._replace(arguments=binding.row_arguments))
     delete, undo = (Delete(row), Put(row)) if binding.durable else (None, None)
-    vhost.make(PendingDeclaration(binding_name(row), delete, undo, partial(_remove_binding, vhost, binding)), done)
+    remove = partial(_remove_binding, vhost, binding)
+    vhost.make(PendingDeclaration(binding_name(row), delete, undo, remove, None, (source, destination)), done)
 
 
 def _remove_binding(vhost: VHost, binding: Binding) -> None:

@@ -30,7 +30,7 @@ from amqpd.broker.vhost.limit_set import (
     QUEUES,
     Limits,
 )
-from amqpd.broker.vhost.pending import DeclarationPending, Done, ObjectName, PendingDeclaration, ignore_result
+from amqpd.broker.vhost.pending import Done, ObjectName, PendingDeclaration, ignore_result
 from amqpd.broker.vhost.policy_table import term
 from amqpd.broker.vhost.vhost import Namespace, VHost, VhostServices
 from amqpd.errors import NotAllowed
@@ -116,8 +116,6 @@ def _name(vhost: VHost) -> ObjectName:
 
 
 def _put(vhost: VHost, limits: Limits) -> None:
-    if vhost.deleted:
-        raise DeclarationPending(vhost.catalogue.declared, _name(vhost))
     vhost.limits = limits
     events = vhost.catalogue.events
     about = {"vhost": vhost.name, "component": COMPONENT, "name": PARAMETER}

@@ -27,7 +27,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence, Sized
 from contextvars import copy_context
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from amqpd.storage.metadata.rows import BindingRow, Change, DeleteBindings, ExchangeRow, Put, QueueRow, VhostRow
 from amqpd.storage.metadata.store import MetadataClosed
@@ -85,6 +85,13 @@ class CallbackFailed(Exception):
     """A bug: the rows are committed, but the callback failed. The log has the traceback."""
 
 
+class DeletableObject(Protocol):
+    """A vhost, queue or exchange."""
+
+    @property
+    def deleted(self) -> bool: ...
+
+
 class PendingDeclaration:
     """A checked change that is not yet committed.
 
@@ -96,6 +103,9 @@ class PendingDeclaration:
         brings: the new object; a batch shows it to its later calls before the commit.
         ends: objects that must still exist at the commit.
         also: more names to reserve until the commit.
+
+    Attributes:
+        vhost: the vhost that is changed (`Namespace.make` sets it); None for a change of the vhosts themselves.
     """
 
     def __init__(
@@ -105,7 +115,7 @@ class PendingDeclaration:
         undo: Change | None,
         apply: Callable[[], object],
         brings: object = None,
-        ends: tuple[object, ...] = (),
+        ends: tuple[DeletableObject, ...] = (),
         also: tuple[ObjectName, ...] = (),
     ) -> None:
         self.name = name
@@ -115,10 +125,22 @@ class PendingDeclaration:
         self.apply = apply
         self.brings = brings
         self.ends = ends
+        self.vhost: DeletableObject | None = None
+
+    def is_void(self) -> bool:
+        """Return whether an object that the change needs was deleted. Its deletion also deletes the rows."""
+        return self.is_without_vhost() or any(end.deleted for end in self.ends)
+
+    def is_without_vhost(self) -> bool:
+        return self.vhost is not None and self.vhost.deleted
 
 
 class PendingRemoval:
-    def __init__(self, changes: Sequence[Change], names: list[ObjectName], gone: Callable[[], None]) -> None:
+    """Changes that are repeated until they succeed. `changes` returns those that still apply."""
+
+    def __init__(
+        self, changes: Callable[[], Sequence[Change]], names: list[ObjectName], gone: Callable[[], None]
+    ) -> None:
         self.changes = changes
         self.names = names
         self.gone = gone
@@ -258,7 +280,7 @@ class PendingDeclarations:
             if error is None:
                 context.run(self._apply, coming, done)
             else:
-                self.rollback(coming.undo, names)
+                self.rollback([coming], names)
                 done(error)
 
         self.hold_all(names)
@@ -266,9 +288,15 @@ class PendingDeclarations:
             self._coming[coming.name] = coming.brings
         self.commit(coming.changes, names, committed)
 
+    def apply(self, coming: PendingDeclaration) -> None:
+        """Make a committed change in memory. Raises: DeclarationPending if an object that it needs was deleted."""
+        if coming.is_without_vhost():
+            raise DeclarationPending(self, coming.name)
+        coming.apply()
+
     def _apply(self, coming: PendingDeclaration, done: Done) -> None:
         try:
-            coming.apply()
+            self.apply(coming)
         except DeclarationPending as again:
             done(again)
             return
@@ -312,10 +340,14 @@ class PendingDeclarations:
         names = named_in(changes)
         for name in names:
             self.hold(name)
-        self._try(PendingRemoval(changes, names, gone), done)
+        self._try(PendingRemoval(lambda: changes, names, gone), done)
 
-    def rollback(self, undo: Sequence[Change], names: list[ObjectName]) -> None:
-        """Undo a failed commit of these names, as in `remove`."""
+    def rollback(self, failed: Sequence[PendingDeclaration], names: list[ObjectName]) -> None:
+        """Undo a failed commit of these names, as in `remove`; void declarations need no undo."""
+
+        def undo() -> list[Change]:
+            return [change for coming in reversed(failed) if not coming.is_void() for change in coming.undo]
+
         for name in names:
             self.hold(name)
         self._try(PendingRemoval(undo, names, _do_nothing), None)
@@ -346,10 +378,10 @@ class PendingDeclarations:
                 done(error)
 
         try:
-            self._commit(removal.changes, committed)
+            self._commit(removal.changes(), committed)
         except MetadataClosed:
             # The broker stops. The next start restores an object that still has its row, or deletes it.
-            log.debug("the metadata closed before the removal of %s", removal.changes)
+            log.debug("the metadata closed before the removal of %s", removal.names)
 
     def _failed(self, removal: PendingRemoval, error: BaseException) -> None:
         log.error("metadata change failed; next try in %g s: %s", RETRY_S, error)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from amqpd.broker.vhost.pending import DeclarationPending, Done, ObjectName, PendingDeclaration, ignore_result
+from amqpd.broker.vhost.pending import Done, ObjectName, PendingDeclaration, ignore_result
 from amqpd.broker.vhost.policy_table import InvalidPolicy, Policy, check, policy_of
 from amqpd.broker.vhost.vhost import Namespace, VHost
 from amqpd.storage.metadata.rows import Delete, PolicyRow, Put
@@ -90,8 +90,6 @@ def _kind(row: PolicyRow) -> str:
 
 def _put(vhost: VHost, policy: Policy) -> None:
     row = policy.row
-    if vhost.deleted:
-        raise DeclarationPending(vhost.catalogue.declared, _name(row))
     vhost.policies.put(policy)
     vhost.apply_policies_to_all()
     events = vhost.catalogue.events

@@ -294,6 +294,7 @@ class VHost(Namespace):
 
     def make(self, coming: PendingDeclaration, done: Done) -> None:
         """Commit and apply (`PendingDeclarations.commit_and_apply`). Raises: DeclarationPending, MetadataClosed."""
+        coming.vhost = self
         self.catalogue.declared.commit_and_apply(coming, done)
 
     # -- changes of the tables ---------------------------------------------------------------------------------------
@@ -408,7 +409,7 @@ class VHost(Namespace):
 
         Cost: `NamePatternIndex` has it; 5 us more for a change. A queue over its new length limit is cut in slices.
         """
-        if thing.deleted:
+        if thing.deleted or self.deleted:
             return
         kind = thing.kind if isinstance(thing, Queue) else EXCHANGE
         new = self.policies.effective(kind, thing.name)

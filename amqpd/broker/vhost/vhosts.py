@@ -10,7 +10,7 @@ from typing import Final
 from amqpd.broker.consumer import Destination
 from amqpd.broker.queue.services import QueueServices
 from amqpd.broker.vhost.declare import remove_queue
-from amqpd.broker.vhost.pending import DeclarationPending, Done, ObjectName, PendingDeclaration, ignore_result
+from amqpd.broker.vhost.pending import Done, ObjectName, PendingDeclaration, ignore_result
 from amqpd.broker.vhost.vhost import Namespace, VHost, VhostServices
 from amqpd.storage.metadata.rows import Delete, ParameterRow, Put, VhostRow
 from amqpd.storage.metadata.store import random_id
@@ -186,13 +186,11 @@ def protect(names: Namespace, on: bool, done: Done = ignore_result) -> None:
     row = ParameterRow(vhost.name, PROTECTION, "protected", "true")
     change, undo = (Put(row) if protected else Delete(row) for protected in (on, vhost.protected))
     name = ObjectName(vhost.name, PROTECTION, vhost.name)
-    names.make(PendingDeclaration(name, change, undo, partial(_protect, vhost, on, name)), done)
+    names.make(PendingDeclaration(name, change, undo, partial(_protect, vhost, on)), done)
 
 
-def _protect(vhost: VHost, on: bool, name: ObjectName) -> None:
+def _protect(vhost: VHost, on: bool) -> None:
     """Apply the committed protection."""
-    if vhost.deleted:
-        raise DeclarationPending(vhost.catalogue.declared, name)
     vhost.protected = on
     log.info("vhost '%s' is %sprotected from deletion", vhost.name, "" if on else "not ", extra={"vhost": vhost.name})
 
@@ -209,9 +207,12 @@ def end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done = ignore_result)
     log.info("vhost '%s' was deleted with its %d queues", vhost.name, len(vhost.queues), extra=about)
     vhosts.catalogue.events.emit("vhost.deleted", {"name": vhost.name})
     vhosts.ended(vhost)
+    delays = vhost.queue_host.end_delays()
     queues = list(vhost.queues.values())
     for queue in queues:
         remove_queue(vhost, queue)
+    for exchange in vhost.exchanges.values():
+        vhosts.catalogue.keeping.end(vhost.name, exchange)
     name = ObjectName(vhost.name, "vhost", vhost.name)
     declared.hold(name)
 
@@ -220,7 +221,7 @@ def end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done = ignore_result)
         deletions.forget([Delete(row)])  # reserves the name again
         done(None)
 
-    deletions.drop_vhost(row, queues, renamed, vhost.queue_host.end_delays())
+    deletions.drop_vhost(row, queues, renamed, delays)
 
 
 def tell(vhost: VHost, key: str) -> None:
