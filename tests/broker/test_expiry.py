@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -404,3 +406,33 @@ def compare(room, steps: list[tuple], window: int, durable: bool) -> None:
     room.turns()
     if durable:
         assert queue.store.record_count == queue.store.size_bytes == 0
+
+
+class TestUnreadableLog:
+    """Two requeued messages of which only the log has the second body, or both, and a disk that cannot be read."""
+
+    def requeue(self, room, ttl_ms: int, first_held: int):
+        queue = room.queue("q", x_message_ttl=ttl_ms)
+        for number in range(2):
+            room.publish("q", b"%d" % number)
+        for number, entry in enumerate([queue.get(False) for _ in range(2)]):
+            if number >= first_held:
+                entry.message = None  # as after a delivery from a log
+            queue.requeue(entry, True)
+        room.filesystem.fault = lambda name, _path: OSError(errno.EIO, "unreadable") if name == "pread" else None
+        return queue
+
+    def test_messages_expire_when_log_can_be_read_again(self, memory_room) -> None:
+        room = memory_room()
+        queue = self.requeue(room, 100, 0)
+        room.advance(150)
+        assert queue.ready_count == 2
+        room.filesystem.fault = None
+        room.advance(2000)
+        assert queue.ready_count == 0
+
+    def test_get_returns_message_although_next_head_cannot_be_read(self, memory_room) -> None:
+        queue = self.requeue(memory_room(), 1000, 1)
+        entry = queue.get(False)
+        assert entry is not None and entry.message.body() == b"0"
+        assert (queue.unacked_count, queue.ready_count) == (1, 1)

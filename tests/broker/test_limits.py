@@ -298,3 +298,21 @@ def test_message_returns_to_its_queue_while_log_cannot_be_read(memory_room, argu
     room.turn.schedule()
     room.advance(2000)
     assert room.bodies(queue) == [b"0", b"1", b"2", b"3"][2 if "x_max_length" in arguments else 0 :]
+
+
+@pytest.mark.parametrize("arguments", [{"x_max_length": 2}, {"x_max_length": 2, "x_max_priority": 3}])
+def test_publish_to_full_queue_while_log_cannot_be_read(memory_room, arguments) -> None:
+    """The message is in the queue already: an error would keep it from the other queues of a fan-out."""
+    room = memory_room()
+    queue = room.queue("q", **arguments)
+    for number in range(2):
+        room.publish("q", b"%d" % number)
+    for entry in [queue.get(False) for _ in range(2)]:
+        entry.message = None  # as after a delivery from a log
+        queue.requeue(entry, True)
+    room.filesystem.fault = lambda name, _path: OSError(errno.EIO, "unreadable") if name == "pread" else None
+    assert room.publish("q", b"2")
+    room.filesystem.fault = None
+    room.turn.schedule()
+    room.advance(2000)
+    assert room.bodies(queue) == [b"1", b"2"]

@@ -123,24 +123,39 @@ class MessageTtl(Timer):
         if asked:
             self._fresh_from = NEVER
         if not self.behind:
-            self.arm()
+            self._watch_head()
 
     def arm(self) -> None:
-        """Set the timer for the head, which may have changed. An expired head is dropped at once."""
+        """Set the timer for the head, which may have changed. If the log cannot be read, a later dispatch does it."""
+        try:
+            self._watch_head()
+        except OSError as error:
+            self.queue.pump_failed(error)
+
+    def _watch_head(self) -> None:
+        """Set the timer for the head. An expired head is dropped at once."""
         due_ms = self._head_due()
         if due_ms == NEVER:
             return
         if due_ms <= self.now_ms():
-            self.fire()
+            self.drop()
         else:
             self._timers.arm_sooner(self, due_ms)
 
     def fire(self) -> None:
-        """Drop one slice of expired messages, and schedule the next slice."""
-        self.drop()
+        try:
+            self.drop()
+        except OSError as error:
+            self.queue.pump_failed(error)  # the retried dispatch continues
 
     def drop(self) -> bool:
-        """Do the same as `fire`. Return False if expired messages are left for the next turn."""
+        """Drop one slice of expired messages, and schedule the next slice.
+
+        Returns: False if expired messages are left for the next turn.
+
+        Raises:
+            OSError: the log cannot be read.
+        """
         queue = self.queue
         timers = self._timers
         now_ms = timers.now_ms()

@@ -112,12 +112,8 @@ class QueueLimits:
         if opened:
             self._behind = False
             if queue.ready_count + queue.delayed_count > 0:
-                try:
-                    if self.enforce_length():
-                        queue.schedule_dispatch()  # the new head may be expired
-                except OSError as error:
-                    self._check_due = True
-                    queue.pump_failed(error)  # the retried pump continues
+                if self.enforce_length():
+                    queue.schedule_dispatch()  # the new head may be expired
                 host.turn.schedule()
         elif self._startup_timer is None and (rules.ttl_ms >= 0 or rules.dead_letter_exchange is not None):
             self._startup_timer = StartupExpiryTimer(queue, host.timers)
@@ -197,24 +193,24 @@ class QueueLimits:
             self._dispatch_first()
 
     def enforce_length(self) -> bool:
-        """Drop messages that exceed the length limits. Return whether the head may have changed."""
+        """Drop messages that exceed the length limits. Return whether the head may have changed.
+
+        If the log cannot be read, a later dispatch drops them: the message that was just enqueued or returned stays.
+        """
         if not self.rules.drops_head or self._in_transaction or not self._is_full():
             return False
-        if self._behind:
-            self._drop(DISPLACED_COUNT)
-            return True
-        if self._queue.round_robin.filtered or self.rules.counts_shown:
-            self._dispatch_first()  # rabbit: consumers of a quorum queue get returned messages before the limit applies
-        self._drop_head()
-        return True
-
-    def enforce_after_return(self) -> None:
-        """Enforce the length limits after a return. An error of the log must not stop the return of other messages."""
         try:
-            self.enforce_length()
+            if self._behind:
+                self._drop(DISPLACED_COUNT)
+                return True
+            if self._queue.round_robin.filtered or self.rules.counts_shown:
+                self._dispatch_first()  # rabbit: a quorum queue delivers returned messages before the limit applies
+            self._drop_head()
         except OSError as error:
             self._check_due = True
             self._queue.pump_failed(error)  # the retried pump continues
+            return False
+        return True
 
     def has_reached_delivery_limit(self, entry: QueueEntry) -> bool:
         """Return whether a returned entry has reached the delivery limit."""
@@ -243,7 +239,7 @@ class QueueLimits:
                 entry.message = None
             return False
         order.reserve(entry)
-        self.enforce_after_return()
+        self.enforce_length()
         return True
 
     def find_delayed(self, store: QueueLog) -> bool:

@@ -666,7 +666,7 @@ class Queue(QueueBase):
         self.backing.mark_returned(entry, 0)
         self.order.requeue(self, entry)
         if enforcement is not None:
-            enforcement.enforce_after_return()
+            enforcement.enforce_length()
 
     def make_ready(self, entry: QueueEntry) -> None:
         self.order.requeue(self, entry)
