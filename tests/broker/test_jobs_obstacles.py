@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
@@ -217,3 +218,18 @@ class TestObstacles:
         while (message := room.get(room.vhost.queues["target"])) is not None:
             offsets.append((message.headers["x-source-queue"], message.headers["x-source-offset"]))
         assert offsets == [("source", number) for number in range(10)]
+
+    def test_job_that_cannot_begin_is_not_listed(self, memory_room: Any) -> None:
+        """It would count as running for ever, and few jobs may run."""
+        room = memory_room()
+        jobs = JobManager(room.republisher, room.turn, room._soon.append)
+        source = room.queue("source")
+        room.queue("target")
+        for _ in range(3):
+            room.publish("source", bytes(300_000))
+            room.advance(2)
+        begin_ms = room.clock.time_ms() - 2
+        room.filesystem.fault = lambda name, _path: OSError(errno.EIO, "unreadable") if name == "pread" else None
+        with pytest.raises(OSError):
+            jobs.begin(JobRequest("copy", room.vhost, source, to_queue="target", begin_ms=begin_ms))
+        assert jobs.all() == []

@@ -209,8 +209,10 @@ class JobManager:
             check_rewind(request)
             self._check_alone(request)
         address = _target_of(request)
-        job = self.make(request.verb, source, JobFilter(request.selector, address), request, ended)
-        job.begin(_replay_scan(request, job) if request.verb == REWIND else _scan_of(request, job))
+        job = self._create(request.verb, source, JobFilter(request.selector, address), request, ended)
+        scan = _replay_scan(request, job) if request.verb == REWIND else _scan_of(request, job)
+        self._list(job, request)
+        job.begin(scan)
         return job
 
     def _check_alone(self, request: JobRequest) -> None:
@@ -242,6 +244,18 @@ class JobManager:
 
         Raises: PreconditionFailed.
         """
+        job = self._create(verb, source, conditions, request, ended)
+        self._list(job, request)
+        return job
+
+    def _create(
+        self,
+        verb: str,
+        source: Queue,
+        conditions: JobFilter,
+        request: JobRequest,
+        ended: Callable[[QueueJob], object] | None,
+    ) -> QueueJob:
         running = [job for job in self._jobs.values() if job.ended_ms == 0]
         if len(running) >= RUNNING_COUNT_MAX:
             raise PreconditionFailed(f"{RUNNING_COUNT_MAX} jobs are running: wait for one to end, or stop one")
@@ -260,13 +274,16 @@ class JobManager:
             partial(self._ended, ended),
         )
         job.description = _shown_fields(request)
-        self._jobs[id_] = job
+        return job
+
+    def _list(self, job: QueueJob, request: JobRequest) -> None:
+        """List the job, whose scan exists: a log that cannot be read ends `begin` with an error, and not as a job."""
+        self._jobs[job.id] = job
         over = [each for each, old in self._jobs.items() if old.ended_ms > 0]
         for each in over[: max(0, len(over) - ENDED_COUNT_MAX)]:
             del self._jobs[each]
         self.begun(job)
-        log.info("%s of messages started, job %s of user '%s'", verb, id_, request.user, extra=job.log_fields())
-        return job
+        log.info("%s of messages started, job %s of user '%s'", job.kind, job.id, request.user, extra=job.log_fields())
 
     def _ended(self, ended: Callable[[QueueJob], object] | None, job: QueueJob) -> None:
         log.info(
