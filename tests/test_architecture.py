@@ -27,6 +27,8 @@ from sources import (
     within,
 )
 
+from amqpd.broker.queue.arguments import ROWS as QUEUE_ROWS
+from amqpd.broker.vhost.exchange import ROWS as EXCHANGE_ROWS
 from amqpd.broker.vhost.policy_table import keys
 from amqpd.config import rows
 from amqpd.config.help import shown
@@ -348,12 +350,14 @@ class TestDocumentation:
 def test_policy_keys_table_is_current() -> None:
     """After a change of the keys, put this table between the two marks of docs/policies.md."""
     table = ["| key | argument | operator policies too | merged | meaning |", "|---|---|---|---|---|"]
+    rows = {row.policy: row for row in (*QUEUE_ROWS.values(), *EXCHANGE_ROWS.values()) if row.policy is not None}
     for key in keys().values():
-        argument = f"`{key.argument}`" if key.argument else ""
+        argument = f"`{rows[key].name}`" if key in rows else ""
+        meaning = rows[key].meaning if key in rows else key.meaning
         operator = "yes" if key.operator else ""
         rule = key.merge.replace("limit", "lowest that is a limit")
-        merge = "" if key.meaning.startswith("ignored: ") else f"the {rule}"
-        table.append(f"| `{key.name}` | {argument} | {operator} | {merge} | {key.meaning} |")
+        merge = "" if meaning.startswith("ignored: ") else f"the {rule}"
+        table.append(f"| `{key.name}` | {argument} | {operator} | {merge} | {meaning} |")
     manual = (ROOT / "docs" / "policies.md").read_text("utf-8")
     documented = manual.partition("<!-- keys -->\n")[2].partition("<!-- end of keys -->")[0]
     assert documented.splitlines() == table

@@ -581,7 +581,14 @@ class QueueBase(Destination):
     def is_deleted(self) -> bool:
         return self.deleted
 
-    # -- what is unacked
+    # -- counts
+
+    def uncount_ready(self, body_size: i64) -> None:
+        """Count a message that left the ready ones."""
+        self.ready_count -= 1
+        self.ready_bytes -= body_size
+        if self.ready_count == 0:
+            self.ready_bytes = 0
 
     def count_unacked(self, body_size: i64) -> None:
         """Count a message that a consumer received."""

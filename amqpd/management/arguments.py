@@ -55,14 +55,14 @@ def _item(of: str, row: ArgumentSpec) -> dict[str, Any]:
     `types` are the types of queue or exchange that take it, null for all. `policy` is the policy key with the same
     effect, null if there is none.
     """
-    key = {"name": row.policy, "operator": row.operator, **_value(row.policy_takes or row.takes)}
+    key = row.policy
     return {
         "of": of,
         "name": row.name,
         "meaning": row.meaning,
         "types": None if row.kinds is None else sorted(row.kinds),
         **_value(row.takes),
-        "policy": key if row.policy else None,
+        "policy": key and {"name": key.name, "operator": key.operator, **_value(key.takes or row.takes)},
     }
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from amqpd.broker.queue.argument_checks import IGNORED
+from amqpd.broker.queue.argument_checks import IGNORED, ArgumentSpec
 from amqpd.broker.queue.arguments import ROWS as QUEUE_ROWS
 from amqpd.broker.queue.consumer_arguments import CONSUMER_ROWS
 from amqpd.broker.queue.types import KINDS
@@ -84,6 +84,10 @@ def _kinds(kinds: Collection[str] | None) -> str:
     return "all" if kinds is None else ", ".join(name for name in (*KINDS, *sorted(kinds)) if name in kinds) or "all"
 
 
+def _key(row: ArgumentSpec) -> str:
+    return "" if row.policy is None else code(row.policy.name)
+
+
 def _distinct(text: str) -> str:
     return ", ".join(dict.fromkeys(text.split(", ")))
 
@@ -99,7 +103,7 @@ def text() -> str:
                 (
                     code(row.name),
                     _distinct(_kinds(row.kinds)),
-                    code(row.policy),
+                    _key(row),
                     "yes" if row.compared else "",
                     cell(row.meaning),
                 )
@@ -111,7 +115,7 @@ def text() -> str:
     parts.append(
         table(
             ("argument", "policy", "why"),
-            [(code(row.name), code(row.policy), cell(row.meaning.removeprefix("ignored: "))) for row in ignored],
+            [(code(row.name), _key(row), cell(row.meaning.removeprefix("ignored: "))) for row in ignored],
         )
     )
     parts.append(CONSUMERS)
@@ -126,7 +130,7 @@ def text() -> str:
         table(
             ("argument", "exchange types", "policy", "meaning"),
             [
-                (code(row.name), codes(sorted(row.kinds)) if row.kinds else "all", code(row.policy), cell(row.meaning))
+                (code(row.name), codes(sorted(row.kinds)) if row.kinds else "all", _key(row), cell(row.meaning))
                 for row in EXCHANGE_ROWS.values()
             ],
         )

@@ -6,7 +6,7 @@ import pytest
 
 from amqpd.broker.consumer import QueueBase
 from amqpd.broker.message import Message
-from amqpd.broker.queue.argument_checks import ArgumentSpec, is_natural, non_negative
+from amqpd.broker.queue.argument_checks import ArgumentSpec, PolicyKey, is_natural, non_negative
 from amqpd.broker.queue.arguments import ROWS, compare, compared_names, rules_of, validate
 from amqpd.broker.queue.config import PublishCheck
 from amqpd.broker.queue.services import QueueServices
@@ -32,16 +32,11 @@ def row(monkeypatch: pytest.MonkeyPatch) -> ArgumentSpec:
     spec = ArgumentSpec(
         NAME,
         non_negative,
-        True,
         "limits",
         "how many bytes a body may have",
         admission=BodySizeMax,
         kinds=CLASSIC,
-        policy="body-size-max",
-        accepts=is_natural,
-        called="body size",
-        operator=True,
-        merge="lowest",
+        policy=PolicyKey("body-size-max", is_natural, "body size", operator=True, merge="lowest"),
     )
     monkeypatch.setitem(ROWS, NAME, spec)
     return spec

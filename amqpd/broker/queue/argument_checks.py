@@ -49,49 +49,55 @@ class NamedRow(Protocol):
     def name(self) -> str: ...
 
 
-def never(_value: object) -> bool:
-    """Accept no value: the default of `ArgumentSpec.accepts`."""
-    return False
+class PolicyKey(NamedTuple):
+    """A key of policy definitions.
+
+    Attributes:
+        accepts: Returns whether the key may have this JSON value.
+        called: Name of the value in RabbitMQ's error text, as in `"x" is not a valid message TTL`.
+        operator: Operator policies may have the key too.
+        merge: The value that applies if argument and policy are both set: `argument`, the `lowest`, or the lowest as
+            a `limit`, where a negative number means no limit.
+        takes: Input of a form, if it differs from that of the argument.
+        meaning: Text for the reference page; "" for that of the argument.
+    """
+
+    name: str
+    accepts: Callable[[object], bool]
+    called: str
+    operator: bool = False
+    merge: Merge = "argument"
+    takes: str = ""
+    meaning: str = ""
 
 
 class ArgumentSpec(NamedTuple):
-    """One argument of queue.declare, and the policy key that sets the same thing.
+    """One argument of queue.declare or exchange.declare.
 
     Attributes:
         check: Raises PreconditionFailed if the value is not valid.
-        compared: Two declarations of the queue must agree on it.
         obeyed_by: Module below amqpd/broker that implements it; IGNORED if it is accepted and ignored.
         meaning: Text for the reference page.
         field: The field of `QueueConfig` that gets the value; "" for none.
         most: Highest valid number; None for no limit.
         kinds: Queue types that accept it; None for all.
         admission: Makes a `PublishCheck` from the value; None for no such check.
-        policy: The policy key; "" for none.
-        accepts: Return whether the policy key may have this JSON value.
-        called: Name of the key's value in RabbitMQ's error text, as in `"x" is not a valid message TTL`.
-        operator: Operator policies may have the key too.
-        merge: The value that applies if argument and policy are both set: `argument`, the `lowest`, or the lowest as
-            a `limit`, where a negative number means no limit.
+        policy: The policy key that sets the same thing; None for none.
         takes: Input of a form: text, flag, number, messages, bytes, ms, or words separated by |; "" if no form has it.
-        policy_takes: The same for the policy key, if it differs.
+        compared: Two declarations must agree on it.
     """
 
     name: str
     check: Check
-    compared: bool
     obeyed_by: str
     meaning: str
     field: str = ""
     most: int | None = None
     kinds: frozenset[str] | None = None
     admission: Callable[[Any], PublishCheck] | None = None
-    policy: str = ""
-    accepts: Callable[[object], bool] = never
-    called: str = ""
-    operator: bool = False
-    merge: Merge = "argument"
+    policy: PolicyKey | None = None
     takes: str = ""
-    policy_takes: str = ""
+    compared: bool = True
 
 
 Check: TypeAlias = Callable[[ArgumentSpec, object, ArgumentContext], object]

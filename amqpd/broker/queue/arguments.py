@@ -27,6 +27,8 @@ from amqpd.broker.queue.argument_checks import (
     IGNORED,
     ArgumentContext,
     ArgumentSpec,
+    Check,
+    PolicyKey,
     check_kind,
     erlang_type,
     merged_number,
@@ -48,140 +50,114 @@ from amqpd.errors import PreconditionFailed
 from amqpd.routing.headers import erlang_term
 from amqpd.storage.log.batch import CODECS
 
+_NO_COPIES: Final = "a queue has no copies on other nodes"
+_PAGED: Final = "every queue pages to disk"
+
+
+def _ignored(
+    name: str,
+    check: Check,
+    why: str,
+    kinds: frozenset[str] | None = None,
+    policy: PolicyKey | None = None,
+    compared: bool = True,
+) -> ArgumentSpec:
+    return ArgumentSpec(name, check, IGNORED, f"ignored: {why}", kinds=kinds, policy=policy, compared=compared)
+
+
 IGNORED_ARGUMENTS: Final = (
-    ArgumentSpec(
+    _ignored(
         "x-dead-letter-strategy",
         checks.one_of(checks.STRATEGIES, "invalid_dlx_strategy"),
-        True,
-        IGNORED,
-        "ignored: durable queues always dead-letter at least once",
+        "durable queues always dead-letter at least once",
         kinds=QUORUM,
-        policy="dead-letter-strategy",
-        accepts=checks.is_one_of(*checks.STRATEGIES),
-        called="dead letter strategy",
+        policy=PolicyKey("dead-letter-strategy", checks.is_one_of(*checks.STRATEGIES), "dead letter strategy"),
     ),
-    ArgumentSpec(
+    _ignored(
         "x-stream-filter-size-bytes",
         checks.filter_size,
-        False,
-        IGNORED,
-        "ignored: filters are exact",
+        "filters are exact",
         kinds=STREAM,
-        policy="stream-filter-size-bytes",
-        accepts=checks.is_filter_size,
-        called="stream filter size",
+        policy=PolicyKey("stream-filter-size-bytes", checks.is_filter_size, "stream filter size"),
+        compared=False,
     ),
-    ArgumentSpec(
+    _ignored(
         "x-initial-cluster-size",
         checks.positive,
-        True,
-        IGNORED,
-        "ignored: a queue has no copies on other nodes",
+        _NO_COPIES,
         kinds=STREAM,
-        policy="initial-cluster-size",
-        accepts=checks.is_positive,
-        called="cluster size",
+        policy=PolicyKey("initial-cluster-size", checks.is_positive, "cluster size"),
     ),
-    ArgumentSpec(
+    _ignored(
         "x-queue-mode",
         checks.queue_mode,
-        True,
-        IGNORED,
-        "ignored: every queue pages to disk",
+        _PAGED,
         kinds=CLASSIC,
-        policy="queue-mode",
-        accepts=checks.is_one_of(*checks.MODES),
-        called="queue-mode value",
+        policy=PolicyKey("queue-mode", checks.is_one_of(*checks.MODES), "queue-mode value"),
     ),
-    ArgumentSpec(
+    # rabbit: an operator policy may have the key since 3.12
+    _ignored(
         "x-queue-version",
         checks.queue_version,
-        True,
-        IGNORED,
-        "ignored: there is one storage engine",
+        "there is one storage engine",
         kinds=CLASSIC,
-        policy="queue-version",
-        accepts=checks.is_one_of(1, 2),
-        called="queue-version value",
-        operator=True,  # rabbit: since 3.12
+        policy=PolicyKey("queue-version", checks.is_one_of(1, 2), "queue-version value", operator=True),
     ),
-    ArgumentSpec(
+    # rabbit: has the text of x-max-in-memory-bytes
+    _ignored(
         "x-max-in-memory-length",
         checks.non_negative,
-        True,
-        IGNORED,
-        "ignored: every queue pages to disk",
+        _PAGED,
         kinds=QUORUM,
-        policy="max-in-memory-length",
-        accepts=checks.is_natural,
-        called="maximum memory in bytes",  # rabbit: uses the text of x-max-in-memory-bytes
-        operator=True,
-        merge="lowest",
+        policy=PolicyKey(
+            "max-in-memory-length", checks.is_natural, "maximum memory in bytes", operator=True, merge="lowest"
+        ),
     ),
-    ArgumentSpec(
+    _ignored(
         "x-max-in-memory-bytes",
         checks.non_negative,
-        True,
-        IGNORED,
-        "ignored: every queue pages to disk",
+        _PAGED,
         kinds=QUORUM,
-        policy="max-in-memory-bytes",
-        accepts=checks.is_natural,
-        called="maximum memory in bytes",
-        operator=True,
-        merge="lowest",
+        policy=PolicyKey(
+            "max-in-memory-bytes", checks.is_natural, "maximum memory in bytes", operator=True, merge="lowest"
+        ),
     ),
-    ArgumentSpec(
+    _ignored(
         "x-queue-master-locator",
         checks.anything,
-        True,
-        IGNORED,
-        "ignored: a queue has no copies on other nodes",
+        _NO_COPIES,
         kinds=CLASSIC,
-        policy="queue-master-locator",
-        accepts=checks.is_one_of("client-local", "min-masters", "random"),
-        called="queue-master-locator value",
+        policy=PolicyKey(
+            "queue-master-locator",
+            checks.is_one_of("client-local", "min-masters", "random"),
+            "queue-master-locator value",
+        ),
     ),
-    ArgumentSpec(
+    # rabbit: also for classic queues since 4.0
+    _ignored(
         "x-queue-leader-locator",
         checks.one_of(checks.LEADER_LOCATORS, "invalid_queue_locator_arg"),
-        True,
-        IGNORED,
-        "ignored: a queue has no copies on other nodes",  # rabbit: also for classic queues since 4.0
-        policy="queue-leader-locator",
-        accepts=checks.is_one_of(*checks.LEADER_LOCATORS),
-        called="queue leader locator value",
+        _NO_COPIES,
+        policy=PolicyKey(
+            "queue-leader-locator", checks.is_one_of(*checks.LEADER_LOCATORS), "queue leader locator value"
+        ),
     ),
-    ArgumentSpec(
-        "x-quorum-initial-group-size",
-        checks.positive,
-        True,
-        IGNORED,
-        "ignored: a queue has no copies on other nodes",
-        kinds=QUORUM,
-    ),
-    ArgumentSpec(
+    _ignored("x-quorum-initial-group-size", checks.positive, _NO_COPIES, kinds=QUORUM),
+    _ignored(
         "x-quorum-target-group-size",
         checks.anything,
-        False,
-        IGNORED,
-        "ignored: a queue has no copies on other nodes",
-        policy="target-group-size",
-        accepts=checks.is_positive,
-        called="qq target count value",
-        operator=True,
+        _NO_COPIES,
+        policy=PolicyKey("target-group-size", checks.is_positive, "qq target count value", operator=True),
+        compared=False,
     ),
-    ArgumentSpec(
+    _ignored(
         "x-consumer-disconnected-timeout",
         checks.anything,
-        False,
-        IGNORED,
-        "ignored: a consumer ends with its connection",
-        policy="consumer-disconnected-timeout",
-        accepts=checks.is_natural,
-        called="consumer disconnected timeout",
+        "a consumer ends with its connection",
+        policy=PolicyKey("consumer-disconnected-timeout", checks.is_natural, "consumer disconnected timeout"),
+        compared=False,
     ),
-    ArgumentSpec("x-ha-policy", checks.anything, False, IGNORED, "ignored: a queue has no copies on other nodes"),
+    _ignored("x-ha-policy", checks.anything, _NO_COPIES, compared=False),
 )
 
 
@@ -189,108 +165,80 @@ QUEUE_ARGUMENTS: Final = (
     ArgumentSpec(
         "x-message-ttl",
         checks.milliseconds,
-        True,
         "queue/expiry",
         "maximum wait of a message in ms; 0: deliver at once or drop",
         field="ttl_ms",
         most=TTL_MS_MAX,
         kinds=WORK_QUEUES,
-        policy="message-ttl",
-        accepts=checks.is_natural,
-        called="message TTL",
-        operator=True,
-        merge="lowest",
+        policy=PolicyKey("message-ttl", checks.is_natural, "message TTL", operator=True, merge="lowest"),
         takes="ms",
     ),
     ArgumentSpec(
         "x-expires",
         checks.positive_milliseconds,
-        True,
         "queue/expiry",
         "an unused queue is deleted after so many ms",
         field="expires_ms",
         most=TTL_MS_MAX,
         kinds=WORK_QUEUES,
-        policy="expires",
-        accepts=checks.is_positive,
-        called="queue expiry",
-        operator=True,
-        merge="lowest",
+        policy=PolicyKey("expires", checks.is_positive, "queue expiry", operator=True, merge="lowest"),
         takes="ms",
     ),
     ArgumentSpec(
         "x-max-length",
         checks.non_negative,
-        True,
         "queue/limits",
         "maximum of ready messages",
         field="length_max",
         kinds=WORK_QUEUES,
-        policy="max-length",
-        accepts=checks.is_natural,
-        called="maximum length",
-        operator=True,
-        merge="lowest",
+        policy=PolicyKey("max-length", checks.is_natural, "maximum length", operator=True, merge="lowest"),
         takes="messages",
     ),
     ArgumentSpec(
         "x-max-length-bytes",
         checks.non_negative,
-        True,
         "queue/limits",
         "maximum of ready body bytes; stream: maximum of bytes in files",
         field="length_bytes_max",
-        policy="max-length-bytes",
-        accepts=checks.is_natural,
-        called="maximum length in bytes",
-        operator=True,
-        merge="lowest",
+        policy=PolicyKey(
+            "max-length-bytes", checks.is_natural, "maximum length in bytes", operator=True, merge="lowest"
+        ),
         takes="bytes",
     ),
+    # rabbit: since 3.12
     ArgumentSpec(
         "x-overflow",
         checks.one_of(OVERFLOWS, "invalid_overflow"),
-        True,
         "queue/limits",
         "when full: drop-head, reject-publish, reject-publish-dlx",
         field="overflow",
         kinds=WORK_QUEUES,
-        policy="overflow",
-        accepts=checks.is_one_of(*OVERFLOWS),
-        called="overflow value",
-        operator=True,  # rabbit: since 3.12
+        policy=PolicyKey("overflow", checks.is_one_of(*OVERFLOWS), "overflow value", operator=True),
         takes="|".join(OVERFLOWS),
     ),
     ArgumentSpec(
         "x-dead-letter-exchange",
         checks.exchange_name,
-        True,
         "publish/dead_letter",
         "exchange for rejected, expired and dropped messages",
         field="dead_letter_exchange",
         kinds=WORK_QUEUES,
-        policy="dead-letter-exchange",
-        accepts=checks.is_text,
-        called="dead letter exchange name",
+        policy=PolicyKey("dead-letter-exchange", checks.is_text, "dead letter exchange name"),
         takes="text",
     ),
     ArgumentSpec(
         "x-dead-letter-routing-key",
         checks.dead_letter_key,
-        True,
         "publish/dead_letter",
         "routing key of dead letters; default: their own",
         field="dead_letter_key",
         kinds=WORK_QUEUES,
-        policy="dead-letter-routing-key",
-        accepts=checks.is_text,
-        called="dead letter routing key",
+        policy=PolicyKey("dead-letter-routing-key", checks.is_text, "dead letter routing key"),
         takes="text",
     ),
     ArgumentSpec(
         "x-max-priority",
         checks.priority,
-        True,
         "queue/priority",
         "number of priorities, 0-255",
         field="level_max",
@@ -301,7 +249,6 @@ QUEUE_ARGUMENTS: Final = (
     ArgumentSpec(
         "x-group-by",
         checks.group_by,
-        True,
         "queue/grouped_queue",
         "`routing_key` or `header:NAME`: messages of one group go to one consumer at a time",
         field="group_by",
@@ -311,70 +258,53 @@ QUEUE_ARGUMENTS: Final = (
     ArgumentSpec(
         "x-single-active-consumer",
         checks.boolean,
-        True,
         "consumer",
         "one active consumer; the others wait",
         field="single_active",
         takes="flag",
     ),
-    ArgumentSpec(
-        "x-queue-type", checks.queue_type, True, "queue/types", "classic, quorum or stream; any other is refused"
-    ),
+    ArgumentSpec("x-queue-type", checks.queue_type, "queue/types", "classic, quorum or stream; any other is refused"),
+    # rabbit: since 4.0 a negative number means no limit
     ArgumentSpec(
         "x-delivery-limit",
-        checks.integer,  # rabbit: since 4.0 a negative number means no limit
-        True,
+        checks.integer,
         "queue/limits",
         "quorum: returns before it is dead-lettered; -1 (default): no limit",
         field="delivery_limit",
         kinds=QUORUM,
-        policy="delivery-limit",
-        accepts=checks.is_number,
-        called="delivery limit",
-        operator=True,
-        merge="limit",
+        policy=PolicyKey("delivery-limit", checks.is_number, "delivery limit", operator=True, merge="limit"),
         takes="number",
     ),
     ArgumentSpec(
         "x-consumer-timeout",
         checks.milliseconds,
-        True,
         "consume",
         "maximum time of a delivery without ack, in ms; 0: no limit",
         field="consumer_timeout_ms",
         most=TTL_MS_MAX,
         kinds=WORK_QUEUES,
-        policy="consumer-timeout",
-        accepts=checks.is_natural,
-        called="consumer timeout",
-        merge="lowest",
+        policy=PolicyKey("consumer-timeout", checks.is_natural, "consumer timeout", merge="lowest"),
         takes="ms",
     ),
     ArgumentSpec(
         "x-message-deduplication",
         checks.no_deduplication,
-        True,
         "queue/argument_checks",
         "true is refused: use an exchange of this type",
     ),
     ArgumentSpec(
         "x-retain",
         checks.retain,
-        True,
         "queue/queue",
         "keep handled messages for a time, `3D` (Y, M, D, h, m, s), or up to so many bytes",
         field="retain",
         kinds=WORK_QUEUES,
-        policy="retain",
-        accepts=checks.is_retain,
-        called="retention",
-        merge="lowest",
+        policy=PolicyKey("retain", checks.is_retain, "retention", merge="lowest"),
         takes="text",
     ),
     ArgumentSpec(
         "x-export",
         checks.export_name,
-        True,
         "queue/factory",
         "keep handled messages until that export has them",
         kinds=WORK_QUEUES,
@@ -383,7 +313,6 @@ QUEUE_ARGUMENTS: Final = (
     ArgumentSpec(
         "x-export-max-bytes",
         checks.export_bytes,
-        True,
         "queue/factory",
         "maximum of bytes kept for it; default 16 GiB",
         kinds=WORK_QUEUES,
@@ -392,7 +321,6 @@ QUEUE_ARGUMENTS: Final = (
     ArgumentSpec(
         "x-kafka-topic",
         checks.kafka_topic,
-        True,
         "vhost/kafka_topics",
         "its name for Kafka's clients; cluster: its own topic of Kafka, if `cluster.kafka_topics` allows the name",
         takes="text",
@@ -441,55 +369,43 @@ RETRY_ARGUMENTS: Final = (
     ArgumentSpec(
         _TYPE,
         _type,
-        True,
         "queue/delayed_retry",
         "which returned messages wait: disabled, all, failed or returned",
         field="retry_type",
         kinds=WORK_QUEUES,
-        policy="delayed-retry-type",
-        accepts=checks.is_one_of(*TYPES),
-        called="delayed retry type",
+        policy=PolicyKey("delayed-retry-type", checks.is_one_of(*TYPES), "delayed retry type"),
         takes="|".join(TYPES),
     ),
     ArgumentSpec(
         _MIN,
         _min,
-        True,
         "queue/delayed_retry",
         "wait in ms, times the delivery count",
         field="retry_min_ms",
         most=TTL_MS_MAX,
         kinds=WORK_QUEUES,
-        policy="delayed-retry-min",
-        accepts=checks.is_positive,
-        called="delayed retry minimum",
+        policy=PolicyKey("delayed-retry-min", checks.is_positive, "delayed retry minimum"),
         takes="ms",
     ),
     ArgumentSpec(
         _MAX,
         _max,
-        True,
         "queue/delayed_retry",
         "maximum wait in ms; default: the minimum",
         field="retry_max_ms",
         most=TTL_MS_MAX,
         kinds=WORK_QUEUES,
-        policy="delayed-retry-max",
-        accepts=checks.is_positive,
-        called="delayed retry maximum",
+        policy=PolicyKey("delayed-retry-max", checks.is_positive, "delayed retry maximum"),
         takes="ms",
     ),
     ArgumentSpec(
         _LEVELS,
         _levels,
-        True,
         "queue/delayed_retry",
         "first, second ... wait: `1m,5m,30m`, or an array of ms",
         field="retry_levels",
         kinds=WORK_QUEUES,
-        policy="delayed-retry-levels",
-        accepts=is_levels,
-        called="list of delayed retry levels",
+        policy=PolicyKey("delayed-retry-levels", is_levels, "list of delayed retry levels"),
         takes="text",
     ),
 )
@@ -499,57 +415,43 @@ STREAM_ARGUMENTS: Final = (
     ArgumentSpec(
         "x-max-age",
         checks.max_age,
-        True,
         "queue/stream",
         "stream: maximum age of messages, `7D` (Y, M, D, h, m, s)",
         field="max_age_ms",
         kinds=STREAM,
-        policy="max-age",
-        accepts=checks.is_interval,
-        called="max age",
-        merge="lowest",
+        policy=PolicyKey("max-age", checks.is_interval, "max age", merge="lowest"),
         takes="text",
     ),
     ArgumentSpec(
         "x-stream-max-segment-size-bytes",
         checks.segment_size,
-        True,
         "queue/stream",
         "stream: size of a file, 64 KiB to 1 GiB; files are deleted as a whole",
         field="segment_size_bytes",
         most=checks.SEGMENT_SIZE_BYTES_MAX,
         kinds=STREAM,
-        policy="stream-max-segment-size-bytes",
-        accepts=checks.is_natural,
-        called="segment size",
+        policy=PolicyKey("stream-max-segment-size-bytes", checks.is_natural, "segment size"),
         takes="bytes",
     ),
     ArgumentSpec(
         "x-compression",
         checks.one_of(CODECS, "invalid_compression"),
-        True,
         "queue/stream",
         "stream: none, gzip, snappy, lz4 or zstd",
         field="codec",
         kinds=STREAM,
-        policy="compression",
-        accepts=checks.is_one_of(*CODECS),
-        called="compression",
+        policy=PolicyKey("compression", checks.is_one_of(*CODECS), "compression"),
         takes="|".join(CODECS),
     ),
     ArgumentSpec(
         "x-compact",
         checks.boolean,
-        True,
         "queue/config",
         "stream: keep the last message of each routing key",
         field="cleanup",
         kinds=STREAM,
-        policy="cleanup-policy",
-        accepts=checks.is_one_of(*CLEANUPS),
-        called="cleanup policy",
+        policy=PolicyKey("cleanup-policy", checks.is_one_of(*CLEANUPS), "cleanup policy", takes="|".join(CLEANUPS)),
         takes="flag",
-        policy_takes="|".join(CLEANUPS),
     ),
 )
 
@@ -613,23 +515,24 @@ def rules_of(arguments: Mapping[str, object], effective: Mapping[str, object] = 
 
 
 def merged(arguments: Mapping[str, object], effective: Mapping[str, object]) -> dict[str, object]:
-    """Return the arguments merged with policy values, by each row's `merge` rule.
+    """Return the arguments merged with policy values, by the `merge` rule of each key.
 
     Policy keys without an argument are left out. Code that obeys such a key reads `effective` itself.
     """
     both = dict(arguments)
     for row in ROWS.values():
-        value = effective.get(row.policy) if row.policy else None
-        if value is None:
+        key = row.policy
+        value = None if key is None else effective.get(key.name)
+        if key is None or value is None:
             continue
         if row.most is not None and isinstance(value, int) and value > row.most:
             value = row.most  # rabbit: accepts any number in a policy; ten years have the same effect
         argument = arguments.get(row.name)
         if argument is None:
             both[row.name] = value
-        elif row.merge != "argument" and isinstance(value, int) and isinstance(argument, int):
-            both[row.name] = merged_number(row.merge, value, argument)
-        elif row.merge == "lowest" and isinstance(value, str) and isinstance(argument, str):
+        elif key.merge != "argument" and isinstance(value, int) and isinstance(argument, int):
+            both[row.name] = merged_number(key.merge, value, argument)
+        elif key.merge == "lowest" and isinstance(value, str) and isinstance(argument, str):
             both[row.name] = min(value, argument, key=interval_ms)
     return both
 

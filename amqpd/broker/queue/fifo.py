@@ -23,7 +23,7 @@ from amqpd.broker.consumer import QueueBase, QueueEntry, within
 from amqpd.broker.message import Message
 from amqpd.broker.queue.entry_deque import EntryDeque
 from amqpd.broker.queue.expiry import arrived_ms
-from amqpd.broker.queue.ready_order import COLD_READ_BYTES, ReadyOrder
+from amqpd.broker.queue.ready_order import ReadyOrder
 from amqpd.broker.queue.services import QueueServices
 from amqpd.broker.queue.store import QueueStore
 from amqpd.storage.log.record import Record
@@ -64,6 +64,15 @@ class FifoOrder(ReadyOrder):
 
     def memory_count(self) -> i64:
         return len(self.hot)
+
+    def in_memory(self) -> list[QueueEntry]:
+        entries = self.hot.entries()
+        if self.returned is not None:
+            entries += self.returned
+        return entries
+
+    def is_cold(self, offset: i64) -> bool:
+        return offset >= self.cold_offset
 
     def first_at_hand(self) -> Message | None:
         if self.returned:
@@ -164,7 +173,7 @@ class FifoOrder(ReadyOrder):
         if self.hot or store is None or self.returned:
             return True
         self.reading = False
-        fetch = store.cursor.read_if_cached(self.cold_offset, self._read_bytes(), queue.log_arrived)
+        fetch = store.cursor.read_if_cached(self.cold_offset, self.memory.read_bytes(), queue.log_arrived)
         if not self._keep(queue, store, fetch.records) and fetch.waiting:
             self.cold_offset = fetch.next_offset
             self.reading = True
@@ -176,17 +185,13 @@ class FifoOrder(ReadyOrder):
         if store is None:
             return False
         self.reading = False
-        return self._keep(queue, store, store.cursor.read(self.cold_offset, self._read_bytes()).records)
+        return self._keep(queue, store, store.cursor.read(self.cold_offset, self.memory.read_bytes()).records)
 
     def _keep(self, queue: QueueBase, store: QueueLog, records: list[Record]) -> bool:
         hot = self.hot
         for record in records:
             self._window_from(queue, store, record)
         return len(hot) > 0
-
-    def _read_bytes(self) -> i64:
-        """Return the bytes of one read of the log. It is less if the memory limit of the queue is small."""
-        return COLD_READ_BYTES if self.memory.bytes_max >= 16 * COLD_READ_BYTES else self.memory.bytes_max // 16
 
     def _window_from(self, queue: QueueBase, store: QueueLog, record: Record) -> None:
         message = self.backing.message(record)
@@ -240,15 +245,6 @@ class FifoOrder(ReadyOrder):
             queue.ready_count = 0
             queue.ready_bytes = 0
         return count
-
-    def stamp_arrival(self, now_ms: i64) -> None:
-        entries = self.hot.entries()
-        if self.returned is not None:
-            entries += self.returned
-        for entry in entries:
-            message = entry.message
-            if message is not None and message.arrived_ms == 0 and message.logged_ms == 0:
-                message.arrived_ms = now_ms
 
     # -- removal of many messages
 

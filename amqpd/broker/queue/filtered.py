@@ -297,7 +297,7 @@ class FilteredOrder(FifoOrder):
             record = place.record(cursor.position)
             if record is None:
                 arrived = queue.log_arrived if cursor.arrived is None else cursor.arrived
-                if not place.read_on(store, cursor.position, self._read_bytes(), arrived):
+                if not place.read_on(store, cursor.position, self.memory.read_bytes(), arrived):
                     return _STOPPED
                 record = place.record(cursor.position)
                 if record is None:
@@ -396,21 +396,15 @@ class FilteredOrder(FifoOrder):
             entry.delivery_count = record.delivery_count
             self.ahead.add(offset)
         cursor.position = offset + 1
-        self._uncount(queue, entry)
+        queue.uncount_ready(entry.body_size)
         for other in self.cursors:
             if other is not cursor and other.position > offset:
                 other.refused_count -= 1
         return entry
 
-    def _uncount(self, queue: QueueBase, entry: QueueEntry) -> None:
-        queue.ready_count -= 1
-        queue.ready_bytes -= entry.body_size
-        if queue.ready_count == 0:
-            queue.ready_bytes = 0
-
     def _leave_back(self, queue: QueueBase, entry: QueueEntry) -> None:
         refused_by = self.back.pop(entry)
-        self._uncount(queue, entry)
+        queue.uncount_ready(entry.body_size)
         for cursor in self.cursors:
             if refused_by & cursor.bit != 0:
                 cursor.refused_count -= 1
@@ -469,6 +463,12 @@ class FilteredOrder(FifoOrder):
     def load_head(self, queue: QueueBase) -> None:
         self.head(queue)
 
+    def in_memory(self) -> list[QueueEntry]:
+        return [*self.back, *self.hot.entries()]
+
+    def is_cold(self, offset: i64) -> bool:
+        return offset >= self.cold_offset and not self.ahead.has(offset)
+
     def first_at_hand(self) -> Message | None:
         back = self._first_back()
         if back is not None and self._is_back_first(back):
@@ -508,7 +508,7 @@ class FilteredOrder(FifoOrder):
             return None  # the messages just read are after it
         entry = self.hot.popleft()
         self.memory.hot_bytes -= entry.body_size
-        self._uncount(queue, entry)
+        queue.uncount_ready(entry.body_size)
         offset = entry.offset
         for cursor in self.cursors:
             if cursor.position > offset:
@@ -538,7 +538,7 @@ class FilteredOrder(FifoOrder):
         if back is not None and back.offset < self.cold_offset:
             return True
         self.reading = False
-        fetch = store.cursor.read_if_cached(self.cold_offset, self._read_bytes(), queue.log_arrived)
+        fetch = store.cursor.read_if_cached(self.cold_offset, self.memory.read_bytes(), queue.log_arrived)
         if not self._keep(queue, store, fetch.records):
             if fetch.waiting:
                 self.cold_offset = fetch.next_offset
@@ -556,7 +556,7 @@ class FilteredOrder(FifoOrder):
         self.reading = False
         self._skip_taken()
         while True:
-            records = store.cursor.read(self.cold_offset, self._read_bytes()).records
+            records = store.cursor.read(self.cold_offset, self.memory.read_bytes()).records
             if not records or self._keep(queue, store, records):
                 return len(self.hot) > 0
 
@@ -586,7 +586,7 @@ class FilteredOrder(FifoOrder):
         store = backing.store
         size = queue.ready_bytes
         if store is not None:
-            for entry in [*self.back, *self.hot.entries()]:
+            for entry in self.in_memory():
                 backing.settle(entry)
                 size -= entry.body_size
             first = self.cold_offset
@@ -844,5 +844,4 @@ class FilteredConsumers:
             order.skip_to_end()
         if queue.unacked_count + queue.delayed_count > 0 or not order.is_plain():
             return order
-        plain = order.to_plain()
-        return plain
+        return order.to_plain()

@@ -39,7 +39,6 @@ from amqpd.broker.queue.grouped_window import GroupedWindow
 from amqpd.broker.queue.log_reader import QueueLogReader
 from amqpd.broker.queue.message_groups import Group, GroupKey, GroupNode
 from amqpd.broker.queue.offset_bitmap import OffsetBitmap
-from amqpd.broker.queue.ready_order import COLD_READ_BYTES
 from amqpd.broker.queue.store import QueueStore
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
@@ -193,7 +192,7 @@ class GroupedLogReader:
                     self.sliced = True
                     return False
                 arrived = None if waits else queue.log_arrived
-                if not place.read(store, self.cold_offset, self._read_bytes(), arrived):
+                if not place.read(store, self.cold_offset, self._window.memory.read_bytes(), arrived):
                     self.cold_offset = place.read_offset
                     self.reading = True
                     return False
@@ -260,7 +259,7 @@ class GroupedLogReader:
                 if scans.is_used_up:
                     self.sliced = True
                     return False
-                if not place.read(store, self._second_offset, self._read_bytes(), queue.log_arrived):
+                if not place.read(store, self._second_offset, self._window.memory.read_bytes(), queue.log_arrived):
                     self._second_offset = place.read_offset
                     self.reading = True
                     return False
@@ -371,11 +370,6 @@ class GroupedLogReader:
                     window.passed_low = unloaded_from
         self._trimmed_count = window.hot_count
 
-    def _read_bytes(self) -> i64:
-        """Return the size of one read of the log: smaller for small windows."""
-        bytes_max = self._window.memory.bytes_max
-        return COLD_READ_BYTES if bytes_max >= 16 * COLD_READ_BYTES else bytes_max // 16
-
     # -- bodies ------------------------------------------------------------------------------------------------------
 
     def load_message(self, queue: QueueBase, node: GroupNode) -> bool:
@@ -442,7 +436,9 @@ class GroupedLogReader:
         while count < OLDEST_COUNT:
             record = place.record(window.passed_low)
             if record is None:
-                if not place.read(store, window.passed_low, self._read_bytes(), None if waits else queue.log_arrived):
+                if not place.read(
+                    store, window.passed_low, self._window.memory.read_bytes(), None if waits else queue.log_arrived
+                ):
                     window.passed_low = place.read_offset
                     self.reading = True
                     return count > 0

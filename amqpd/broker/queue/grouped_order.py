@@ -50,8 +50,10 @@ class GroupedOrder(ReadyOrder):
         return node.entry.message if node is not None and node.entry is not None else None
 
     def in_memory(self) -> list[QueueEntry]:
-        """Return the ready messages in memory, in no order."""
         return [node.entry for node in self.window.ready_nodes() if node.entry is not None]
+
+    def is_cold(self, offset: i64) -> bool:
+        return not self.log.leaving.has(offset)
 
     # -- consumers ---------------------------------------------------------------------------------------------------
 
@@ -195,12 +197,6 @@ class GroupedOrder(ReadyOrder):
         else:
             store.mark_returned(offset, store.delivery_count(offset))
 
-    def stamp_arrival(self, now_ms: i64) -> None:
-        for entry in self.in_memory():
-            message = entry.message
-            if message is not None and message.arrived_ms == 0 and message.logged_ms == 0:
-                message.arrived_ms = now_ms
-
     def start_dead_letter(self, entry: QueueEntry) -> None:
         """Note that a message is being dead-lettered. It stays unsettled in the log until the dead letter is safe."""
         if self.backing.store is None or entry.offset < 0:
@@ -298,10 +294,7 @@ class GroupedOrder(ReadyOrder):
             if group.passed_count == 0:
                 window.cold_groups.pop(group, None)
                 window.drop_if_empty(group)
-        queue.ready_count -= 1
-        queue.ready_bytes -= entry.body_size
-        if queue.ready_count == 0:
-            queue.ready_bytes = 0
+        queue.uncount_ready(entry.body_size)
         return entry
 
     def take_from_memory(self, queue: QueueBase, nodes: list[GroupNode]) -> None:

@@ -281,10 +281,7 @@ class GroupedWindow:
             self.returned_count -= 1
         else:
             self._remove_hot(node, entry)
-        queue.ready_count -= 1
-        queue.ready_bytes -= entry.body_size
-        if queue.ready_count == 0:
-            queue.ready_bytes = 0
+        queue.uncount_ready(entry.body_size)
 
     def _remove_node(self, node: GroupNode) -> None:
         node.entry = None

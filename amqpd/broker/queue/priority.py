@@ -29,8 +29,9 @@ from mypy_extensions import i64
 from amqpd.broker.consumer import QueueBase, QueueEntry, within
 from amqpd.broker.message import Message
 from amqpd.broker.queue.offset_bitmap import OffsetBitmap
-from amqpd.broker.queue.ready_order import COLD_READ_BYTES, ReadyOrder
+from amqpd.broker.queue.ready_order import ReadyOrder
 from amqpd.broker.queue.scan_index import MemoryIndex
+from amqpd.broker.queue.services import COLD_READ_BYTES
 from amqpd.broker.queue.store import QueueStore
 from amqpd.protocol.properties import PropertyInfo, scan_properties, valid_properties
 from amqpd.storage.log.record import Record
@@ -381,7 +382,7 @@ class PriorityOrder(ReadyOrder):
                 self._hot_count -= 1
                 self.memory.hot_bytes -= entry.body_size
             self._remove_from_searches(entry.offset)
-            self._uncount(queue, entry)
+            queue.uncount_ready(entry.body_size)
             if entry.message is not None:
                 return entry
         return None
@@ -411,21 +412,12 @@ class PriorityOrder(ReadyOrder):
             return entry
         return level.hot[0]
 
-    def stamp_arrival(self, now_ms: i64) -> None:
-        for level in self._levels:
-            for entry in [*level.returned, *level.hot]:
-                message = entry.message
-                if message is not None and message.arrived_ms == 0 and message.logged_ms == 0:
-                    message.arrived_ms = now_ms
-
     # -- searches (scan.py) ------------------------------------------------------------------------------------------
 
     def in_memory(self) -> list[QueueEntry]:
-        """Return the ready entries in memory, in no order."""
         return [entry for level in self._levels for entry in [*level.returned, *level.hot]]
 
     def is_cold(self, offset: i64) -> bool:
-        """Return whether the message is ready and only in the log."""
         return self._cold[0].level_at(offset) >= 0 or self._cold[1].level_at(offset) >= 0
 
     def take_cold(self, queue: QueueBase, record: Record) -> QueueEntry:
@@ -441,7 +433,7 @@ class PriorityOrder(ReadyOrder):
                 level.cold_count -= 1
         entry = QueueEntry(queue, offset, self.backing.message(record), store.redelivered(offset))
         entry.delivery_count = record.delivery_count
-        self._uncount(queue, entry)
+        queue.uncount_ready(entry.body_size)
         return entry
 
     def take_held(self, queue: QueueBase, wanted: dict[QueueEntry, None]) -> None:
@@ -457,13 +449,7 @@ class PriorityOrder(ReadyOrder):
             level.hot = kept
         for entry in wanted:
             self._remove_from_searches(entry.offset)
-            self._uncount(queue, entry)
-
-    def _uncount(self, queue: QueueBase, entry: QueueEntry) -> None:
-        queue.ready_count -= 1
-        queue.ready_bytes -= entry.body_size
-        if queue.ready_count == 0:
-            queue.ready_bytes = 0
+            queue.uncount_ready(entry.body_size)
 
     def cool(self) -> bool:
         """Move returned entries that the log has to the index, if there are very many: COOL_COUNT at most.

@@ -32,8 +32,6 @@ HOT_COUNT_MAX: Final = 4096
 HOT_BYTES_MAX: Final = 4 * 1024 * 1024
 TRANSIENT_COUNT_MAX: Final = 32768
 TRANSIENT_BYTES_MAX: Final = 16 * 1024 * 1024
-# Size of one read of the log.
-COLD_READ_BYTES: Final = 256 * 1024
 
 
 class ReadyOrder:
@@ -91,6 +89,14 @@ class ReadyOrder:
     def memory_count(self) -> i64:
         """Return the number of entries in the window."""
         return 0
+
+    def in_memory(self) -> list[QueueEntry]:
+        """Return the ready entries in memory, in no order; none for a stream."""
+        return []
+
+    def is_cold(self, offset: i64) -> bool:
+        """Return whether an unsettled message that is not in memory is ready. Unacked ones of locked groups count."""
+        return False
 
     def first_at_hand(self) -> Message | None:
         """Return the next message if it is known and in memory. Reads nothing."""
@@ -174,7 +180,10 @@ class ReadyOrder:
 
     def stamp_arrival(self, now_ms: i64) -> None:
         """Set `now_ms` as arrival of messages in memory whose arrival is unknown: a time to live begins."""
-        raise NotImplementedError
+        for entry in self.in_memory():
+            message = entry.message
+            if message is not None and message.arrived_ms == 0 and message.logged_ms == 0:
+                message.arrived_ms = now_ms
 
     # -- ends
 

@@ -24,15 +24,14 @@ from mypy_extensions import i64, mypyc_attr
 from amqpd.broker.consumer import QueueEntry
 from amqpd.broker.flow.loop_turn import ScanBudget
 from amqpd.broker.message import LogMessageFactory, Message
-from amqpd.broker.queue.fifo import FifoOrder
 from amqpd.broker.queue.filtered import NOTHING, FilterCursor, FilteredOrder, MessagePredicate, free_bit
 from amqpd.broker.queue.grouped_order import GroupedOrder
 from amqpd.broker.queue.log_reader import LIVE, SAFE, SETTLED, QueueLogReader
 from amqpd.broker.queue.message_groups import GroupNode
 from amqpd.broker.queue.priority import PriorityOrder
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.ready_order import COLD_READ_BYTES
 from amqpd.broker.queue.scan_index import MemoryIndex
+from amqpd.broker.queue.services import COLD_READ_BYTES
 from amqpd.routing.selector import MATCHES_ALL
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
@@ -131,7 +130,7 @@ class BrowseScan(QueueScan):
         self._scans = ScanBudget(queue.host.timers)
         self._reader = ScanLogReader(wake, SAFE if queue.rules.stream else LIVE)
         self._returned: list[QueueEntry] = []
-        self._memory = [entry for entry in held_by(queue) if not queue.backing.is_logged(entry.offset)]
+        self._memory = [entry for entry in queue.order.in_memory() if not queue.backing.is_logged(entry.offset)]
         self._memory.sort()
         self._at: i64 = 0
 
@@ -293,14 +292,11 @@ class ReadySpan:
     def __init__(self, queue: Queue, first: i64) -> None:
         self.end: i64 = first + READY_SPAN
         self._held: set[int] = set()
-        for entry in held_by(queue):
+        order = queue.order
+        for entry in order.in_memory():
             if first <= entry.offset < self.end:
                 self._held.add(entry.offset)
-        order = queue.order
-        self._levels: PriorityOrder | None = order if isinstance(order, PriorityOrder) else None
-        self._fifo: FifoOrder | None = order if isinstance(order, FifoOrder) else None
-        self._filtered: FilteredOrder | None = order if isinstance(order, FilteredOrder) else None
-        self._grouped: GroupedOrder | None = order if isinstance(order, GroupedOrder) else None
+        self._order = order
         self._unacked: set[int] = set()
         if isinstance(order, GroupedOrder):
             for entry in order.window.unacked:
@@ -309,36 +305,7 @@ class ReadySpan:
 
     def has(self, offset: i64) -> bool:
         """Return whether the message at an offset is ready. It must be in memory, or in the log and not acked."""
-        if offset in self._held:
-            return True
-        levels = self._levels
-        if levels is not None:
-            return levels.is_cold(offset)
-        grouped = self._grouped
-        if grouped is not None:
-            return offset not in self._unacked and not grouped.log.leaving.has(offset)
-        fifo = self._fifo
-        if fifo is None or offset < fifo.cold_offset:
-            return False
-        filtered = self._filtered
-        return filtered is None or not filtered.ahead.has(offset)
-
-
-def held_by(queue: Queue) -> list[QueueEntry]:
-    """Return the ready entries in memory, in no order; none for a stream."""
-    order = queue.order
-    if isinstance(order, PriorityOrder):
-        return order.in_memory()
-    if isinstance(order, GroupedOrder):
-        return order.in_memory()
-    if isinstance(order, FilteredOrder):
-        return [*order.back, *order.hot.entries()]
-    if isinstance(order, FifoOrder):
-        entries = order.hot.entries()
-        if order.returned is not None:
-            entries += order.returned
-        return entries
-    return []
+        return offset in self._held or (offset not in self._unacked and self._order.is_cold(offset))
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

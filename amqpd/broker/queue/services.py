@@ -29,6 +29,8 @@ COUNT_MAX: Final = 4096
 COUNT_MIN: Final = 32
 BYTES_MAX: Final = 4 * 1024 * 1024
 BYTES_MIN: Final = 32 * 1024
+# Size of one read of the log.
+COLD_READ_BYTES: Final = 256 * 1024
 
 
 class MemoryWindow:
@@ -48,6 +50,10 @@ class MemoryWindow:
     def is_full(self, hot_count: i64) -> bool:
         """Return whether no further message fits, with `hot_count` messages in memory."""
         return hot_count >= self.count_max or self.hot_bytes >= self.bytes_max
+
+    def read_bytes(self) -> i64:
+        """Return the bytes of one read of the log: fewer for a small window."""
+        return COLD_READ_BYTES if self.bytes_max >= 16 * COLD_READ_BYTES else self.bytes_max // 16
 
 
 class MemoryWindows:

@@ -698,9 +698,6 @@ class StreamOrder(ReadyOrder):
     def mark_delivered(self, store: QueueLog, offset: i64) -> None:
         """Do nothing: a stream has no delivery marks."""
 
-    def stamp_arrival(self, now_ms: i64) -> None:
-        """Do nothing: messages of a stream have no time to live."""
-
     # -- ends
 
     def purge(self, queue: QueueBase) -> None:

@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from amqpd.broker.consumer import Versioned
 from amqpd.broker.delay_hook import DelayHook
-from amqpd.broker.queue.argument_checks import ArgumentContext, ArgumentSpec, erlang_type, is_integer, is_text
+from amqpd.broker.queue.argument_checks import (
+    ArgumentContext,
+    ArgumentSpec,
+    PolicyKey,
+    erlang_type,
+    is_integer,
+    is_text,
+)
 from amqpd.broker.queue.arguments import NO_POLICY
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.stats import ExchangeStats
@@ -112,18 +119,14 @@ ROWS: Final[dict[str, ArgumentSpec]] = {
         ArgumentSpec(
             "alternate-exchange",
             _text,
-            True,
             "exchange",
             "exchange for messages that match no binding",
-            policy="alternate-exchange",
-            accepts=is_text,
-            called="alternate exchange name",
+            policy=PolicyKey("alternate-exchange", is_text, "alternate exchange name"),
             takes="text",
         ),
         ArgumentSpec(
             HASH_HEADER,
             _hash_header,
-            True,
             "consistent_hash",
             "header to hash instead of the routing key",
             kinds=frozenset(("x-consistent-hash",)),
@@ -132,7 +135,6 @@ ROWS: Final[dict[str, ArgumentSpec]] = {
         ArgumentSpec(
             HASH_PROPERTY,
             _hash_property,
-            True,
             "consistent_hash",
             "property to hash: message_id, correlation_id or timestamp",
             kinds=frozenset(("x-consistent-hash",)),
@@ -141,7 +143,6 @@ ROWS: Final[dict[str, ArgumentSpec]] = {
         ArgumentSpec(
             HISTORY_LENGTH,
             _history_length,
-            True,
             "recent_history",
             "number of recent messages for a new binding; default 20",
             kinds=frozenset(("x-recent-history",)),
@@ -150,7 +151,6 @@ ROWS: Final[dict[str, ArgumentSpec]] = {
         ArgumentSpec(
             CACHE_SIZE,
             _cache_number,
-            True,
             "deduplication",
             "maximum number of remembered ids; required",
             kinds=frozenset((_DEDUPLICATION,)),
@@ -159,7 +159,6 @@ ROWS: Final[dict[str, ArgumentSpec]] = {
         ArgumentSpec(
             CACHE_TTL,
             _cache_number,
-            True,
             "deduplication",
             "time in ms to remember an id; default: until the cache is full",
             kinds=frozenset((_DEDUPLICATION,)),
@@ -168,7 +167,6 @@ ROWS: Final[dict[str, ArgumentSpec]] = {
         ArgumentSpec(
             CACHE_PERSISTENCE,
             _cache_persistence,
-            True,
             "deduplication",
             "memory (default), or disk for a durable exchange",
             kinds=frozenset((_DEDUPLICATION,)),
@@ -177,7 +175,6 @@ ROWS: Final[dict[str, ArgumentSpec]] = {
         ArgumentSpec(
             "x-delayed-type",
             _accept_any,
-            True,
             "exchange_arguments",
             "x-delayed-message: the exchange type that finds the queues",
             takes="text",
@@ -185,20 +182,17 @@ ROWS: Final[dict[str, ArgumentSpec]] = {
         ArgumentSpec(
             SUPER_STREAM,
             _accept_any,
-            False,
             "super_streams",
             "true: the bound streams are the partitions of a topic for Kafka's clients",
             takes="flag",
+            compared=False,
         ),
         ArgumentSpec(
             "x-delayed",
             _boolean,
-            True,
             "exchange",
             "delay messages with a header x-deliver-at or x-delay",
-            policy="delayed-message",
-            accepts=is_flag,
-            called="delayed-message value",
+            policy=PolicyKey("delayed-message", is_flag, "delayed-message value"),
             takes="flag",
         ),
     )

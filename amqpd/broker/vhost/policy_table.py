@@ -27,7 +27,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from amqpd.auth.permissions import InvalidPattern
 from amqpd.broker.queue import arguments as queue_arguments
-from amqpd.broker.queue.argument_checks import Merge, is_one_of, is_positive, is_text, merged_number
+from amqpd.broker.queue.argument_checks import PolicyKey, is_one_of, is_positive, is_text, merged_number
 from amqpd.broker.queue.arguments import rules_of
 from amqpd.broker.queue.config import QueueConfig
 from amqpd.broker.vhost import exchange
@@ -58,24 +58,6 @@ DEFINITION_BYTES_MAX: Final = 64 * 1024
 MIRRORED: Final = "there are no mirrored queues"
 
 
-class PolicyKey(NamedTuple):
-    """One key of policy definitions.
-
-    Attributes:
-        accepts, called, operator, merge: as in `ArgumentSpec`.
-        argument: the argument with the same meaning; "" for none.
-        meaning: text for the documentation.
-    """
-
-    name: str
-    accepts: Callable[[object], bool]
-    called: str
-    operator: bool
-    merge: Merge
-    argument: str
-    meaning: str
-
-
 def _anything(_value: object) -> bool:
     return True
 
@@ -87,7 +69,7 @@ def _is_texts(value: object) -> bool:
 def _ignored(
     name: str, accepts: Callable[[object], bool], called: str, why: str = MIRRORED, *, operator: bool = False
 ) -> PolicyKey:
-    return PolicyKey(name, accepts, called, operator, "argument", "", f"ignored: {why}")
+    return PolicyKey(name, accepts, called, operator, meaning=f"ignored: {why}")
 
 
 IGNORED: Final = (
@@ -121,19 +103,15 @@ class InvalidPolicy(ValueError):
 def keys(operator: bool = False) -> dict[str, PolicyKey]:
     """Return all keys by name, or only those of operator policies."""
     rows = (*queue_arguments.ROWS.values(), *exchange.ROWS.values())
-    found = [
-        PolicyKey(row.policy, row.accepts, row.called, row.operator, row.merge, row.name, row.meaning)
-        for row in rows
-        if row.policy
-    ]
-    return {key.name: key for key in (*found, *IGNORED) if key.operator or not operator}
+    found = (*(row.policy for row in rows if row.policy is not None), *IGNORED)
+    return {key.name: key for key in found if key.operator or not operator}
 
 
+@lru_cache(maxsize=8)
 def unsupported(kind: str) -> frozenset[str]:
     """Return the keys that queues of this type do not support."""
-    rows = queue_arguments.ROWS.values()
-    of_rows = {row.policy for row in rows if row.policy and row.kinds is not None and kind not in row.kinds}
-    return frozenset(of_rows) | _UNSUPPORTED.get(kind, frozenset())
+    rows = [row for row in queue_arguments.ROWS.values() if row.kinds is not None and kind not in row.kinds]
+    return _UNSUPPORTED.get(kind, frozenset()) | {row.policy.name for row in rows if row.policy is not None}
 
 
 def unknown_keys(definition: Iterable[str], operator: bool) -> set[str]:
@@ -258,15 +236,10 @@ class Policy(NamedTuple):
             return applies_to in ("exchanges", "all")
         if applies_to not in ("queues", "all") and applies_to != _APPLY_TO_OF_TYPE.get(kind):
             return False
-        return _unsupported(kind).isdisjoint(self.definition)
+        return unsupported(kind).isdisjoint(self.definition)
 
 
 _APPLY_TO_OF_TYPE: Final = {"classic": "classic_queues", "quorum": "quorum_queues", "stream": "streams"}
-
-
-@lru_cache(maxsize=8)
-def _unsupported(kind: str) -> frozenset[str]:
-    return unsupported(kind)
 
 
 def policy_of(row: PolicyRow) -> Policy:
