@@ -25,7 +25,7 @@ from amqpd.broker.stream_message import StreamDeliveryEncoder
 from amqpd.channel.events import consumer_deleted
 from amqpd.channel.frame_writer import CUT_BYTES, OUT_BYTES_MAX, Output
 from amqpd.channel.interfaces import ConnectionInterface
-from amqpd.channel.stats import DeliveryStatsMixin
+from amqpd.channel.stats import DeliveryStats
 from amqpd.channel.unacked import Unacked, shared_entry
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol import methods
@@ -360,7 +360,7 @@ class ChannelConsumer(Consumer):
 
 
 @final
-class ChannelConsumers(DeliveryStatsMixin):
+class ChannelConsumers:
     """The consumers and the unacked deliveries of one channel.
 
     Attributes:
@@ -375,11 +375,13 @@ class ChannelConsumers(DeliveryStatsMixin):
     """
 
     def __init__(self, session: Session, output: Output, owner: ConnectionInterface, number: i64) -> None:
-        super().__init__()
         self.session = session
         self.output = output
         self.owner = owner
         self.number = number
+        self.acked_count: i64 = 0
+        # Created with the first count.
+        self.queue_stats: DeliveryStats | None = None
         self.next_tag: i64 = 1
         self.unacked = Unacked()
         self.consumers: dict[str, ChannelConsumer] = {}
@@ -393,6 +395,11 @@ class ChannelConsumers(DeliveryStatsMixin):
         # The timers of basic.get among them. If `_clocks_check_at` is reached, stopped timers are removed.
         self._get_clocks: dict[QueueBase, DeliveryTimeout] = {}
         self._clocks_check_at: i64 = CLOCKS_KEPT
+
+    def delivery_stats(self) -> DeliveryStats:
+        if self.queue_stats is None:
+            self.queue_stats = DeliveryStats()
+        return self.queue_stats
 
     # -- unacked -----------------------------------------------------------------------------------------------------
 

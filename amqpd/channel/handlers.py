@@ -24,7 +24,7 @@ from amqpd.broker.consume import reject_on_stream
 from amqpd.broker.consumer import LogNotOpen
 from amqpd.broker.events import ACTOR, ORIGIN, EventOrigin
 from amqpd.broker.queue.types import kind_of
-from amqpd.broker.session import check_permission, check_topic_keys
+from amqpd.broker.session import Session, check_permission, check_topic_keys
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
 from amqpd.broker.vhost.pending import DeclarationPending
@@ -273,14 +273,14 @@ QUEUE_HANDLERS: dict[int, Any] = {
 
 
 def channel_close(channel: Channel, _command: ChannelClose) -> None:
-    channel_close_ok(channel)
+    release_channel(channel)
     channel.closing = True
     channel.owner.free_channel(channel)
     channel.output.send(channel.number, ChannelCloseOk())
 
 
-def channel_close_ok(channel: Channel) -> None:
-    """Dispose of a closed channel: remove its consumers, requeue unacked entries, drop an open transaction."""
+def release_channel(channel: Channel) -> None:
+    """Release what a closing channel holds: its consumers, unacked entries and open transaction."""
     broker = channel.session.broker
     channel.publisher.settle_counts()
     broker.channels.closed_count += 1
@@ -383,11 +383,7 @@ def exchange_bind(channel: Channel, command: ExchangeBind) -> None:
         return
     session = channel.session
     vhost = session.vhost
-    destination_name, source_name = normalize_name(command.destination), normalize_name(command.source)
-    vhost.check_not_default(destination_name)
-    vhost.check_not_default(source_name)
-    check_permission(session, "write", "exchange", destination_name)
-    check_permission(session, "read", "exchange", source_name)
+    destination_name, source_name = _exchange_names(session, command)
     source = vhost.exchange_to_bind(source_name)
     destination = vhost.exchange_to_bind(destination_name)
     check_topic_keys(session, source, (command.routing_key,), "read")
@@ -396,14 +392,20 @@ def exchange_bind(channel: Channel, command: ExchangeBind) -> None:
     answer.reply(b"" if command.no_wait else methods.frame(channel.number, ExchangeBindOk()))
 
 
+def _exchange_names(session: Session, command: ExchangeBind | ExchangeUnbind) -> tuple[str, str]:
+    """Return destination and source of a binding that this user may change. Raises: AccessRefused."""
+    destination, source = normalize_name(command.destination), normalize_name(command.source)
+    session.vhost.check_not_default(destination)
+    session.vhost.check_not_default(source)
+    check_permission(session, "write", "exchange", destination)
+    check_permission(session, "read", "exchange", source)
+    return destination, source
+
+
 def exchange_unbind(channel: Channel, command: ExchangeUnbind) -> None:
     session = channel.session
     vhost = session.vhost
-    destination_name, source_name = normalize_name(command.destination), normalize_name(command.source)
-    vhost.check_not_default(destination_name)
-    vhost.check_not_default(source_name)
-    check_permission(session, "write", "exchange", destination_name)
-    check_permission(session, "read", "exchange", source_name)
+    destination_name, source_name = _exchange_names(session, command)
     source = vhost.find_exchange(source_name)
     destination = vhost.find_exchange(destination_name)
     answer = DeferredReply(channel, command)

@@ -110,17 +110,3 @@ class DeliveryStats:
             self.queues.clear()
         count: i64 = len(self.queues)
         self._cleanup_at = min(max(2 * count, QUEUES_KEPT), QUEUES_MAX)
-
-
-class DeliveryStatsMixin:
-    """Ack counter and delivery statistics of a channel."""
-
-    def __init__(self) -> None:
-        self.acked_count: i64 = 0
-        # Created with the first count.
-        self.queue_stats: DeliveryStats | None = None
-
-    def delivery_stats(self) -> DeliveryStats:
-        if self.queue_stats is None:
-            self.queue_stats = DeliveryStats()
-        return self.queue_stats

@@ -36,7 +36,7 @@ from amqpd.broker.publish.confirms import when_safe
 from amqpd.broker.publish.route import Route, refuse
 from amqpd.broker.publish.router import by_name
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.ready_order import HOT_COUNT_MAX
+from amqpd.broker.queue.services import COUNT_MAX
 from amqpd.channel.basic import apply_tx_ack, requeue_all
 from amqpd.errors import InternalError, PreconditionFailed
 from amqpd.protocol import methods
@@ -145,7 +145,7 @@ class QueuePart:
 
     Attributes:
         prepared: the encoded records, if the queue takes them at once.
-        messages: all messages, or the first HOT_COUNT_MAX if there is `prepared`.
+        messages: all messages, or the first COUNT_MAX if there is `prepared`.
         persistent: the part must be on the disk before the answer.
     """
 
@@ -169,7 +169,7 @@ class QueuePart:
         if message.info is not None and message.info.expiration is not None and isinstance(destination, Queue):
             destination.track_expiration(message)
         _prepare(prepared, message)
-        if len(self.messages) < HOT_COUNT_MAX:
+        if len(self.messages) < COUNT_MAX:
             self.messages.append(message)
 
 

@@ -135,7 +135,7 @@ class CloseHandler:
             return
         about: dict[str, object] = {"connection": self.name, "channel": number, "vhost": channel.session.vhost.name}
         log.info("a channel is closed: %s", error.reply_text, extra=about)
-        handlers.channel_close_ok(channel)
+        handlers.release_channel(channel)
         channel.closing = True
         self._parser.ignore_channel(number)
         close = methods.ChannelClose(error.code, error.reply_text, error.method >> 16, error.method & 0xFFFF)

@@ -61,7 +61,7 @@ class ConnectionRegistry(BrokerListener):
         for channel in connection.channels.all():
             if not channel.closing:
                 channel.closing = True
-                handlers.channel_close_ok(channel)
+                handlers.release_channel(channel)
             connection.pending_commands.drop(channel.number)
         session = connection.opened
         if session is None:

@@ -12,13 +12,13 @@ The process limit is read for each socket, because prlimit can change it at run 
 from __future__ import annotations
 
 import heapq
-import ipaddress
 import logging
 import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from amqpd import process
+from amqpd.auth.login_throttle import network
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class UnauthenticatedSockets:
         self.reserved = reserved
         self.closed_count = 0
         self._sockets: set[LoginSocket] = set()
-        # By address, oldest first.
+        # By network (an IPv4 address or an IPv6 /64), oldest first.
         self._waiting: dict[str, dict[LoginSocket, None]] = {}
         self._waiting_count = 0
         self._log_at = 0.0
@@ -67,7 +67,7 @@ class UnauthenticatedSockets:
     def add(self, wire: LoginSocket) -> None:
         """Add a new socket and close others if necessary. Cost: 2 us, and the closes."""
         self._sockets.add(wire)
-        self._waiting.setdefault(_network(wire.peer[0]), {})[wire] = None
+        self._waiting.setdefault(network(wire.peer[0]), {})[wire] = None
         self._waiting_count += 1
         limit = process.limit()
         over = len(self._sockets) - int(limit * self.share)
@@ -79,7 +79,7 @@ class UnauthenticatedSockets:
 
     def mark_logged_in(self, wire: LoginSocket) -> None:
         """Mark the socket as logged in. It is not closed to make room."""
-        address = _network(wire.peer[0])
+        address = network(wire.peer[0])
         waiting = self._waiting.get(address)
         if waiting is not None and wire in waiting:
             del waiting[wire]
@@ -122,16 +122,3 @@ class UnauthenticatedSockets:
                 why,
                 self.closed_count,
             )
-
-
-def _network(host: str) -> str:
-    """Return the key under which an address is counted.
-
-    For IPv6 it is the /64 network, in which one host can use any address.
-    """
-    if ":" not in host:
-        return host
-    address = ipaddress.IPv6Address(host.partition("%")[0])
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.IPv6Network((int(address), 64), strict=False))

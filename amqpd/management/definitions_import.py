@@ -312,14 +312,14 @@ class Declarations:
         row = user_row(item["name"], tags_of(item["tags"]), item["password_hash"], item["hashing_algorithm"])
         self._user_names.add(row.name)
         self.users.append(row)
-        self.transaction.put(row)
+        self.transaction.add_change(Put(row))
         texts = item["scram_sha_256"], item["scram_sha_512"]
         scram = self._auth.scram_change(row, texts if any(texts) else None)
         if scram is not None:
             self.scram.append(scram)
             self.transaction.add_change(scram)
         if item["limits"] is not None:
-            self.transaction.put(UserLimits.row(row.name, item["limits"]))
+            self.transaction.add_change(Put(UserLimits.row(row.name, item["limits"])))
             self.user_limits[row.name] = dict(item["limits"])
 
     def vhost(self, item: Item) -> None:
@@ -347,7 +347,7 @@ class Declarations:
         check_permission(item)
         row = permission_row(item)
         self.permissions.append(row)
-        self.transaction.put(row)
+        self.transaction.add_change(Put(row))
 
     def policy(self, item: Item) -> None:
         vhost = self._draft_once(item, "policy")

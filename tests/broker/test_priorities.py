@@ -128,7 +128,7 @@ class TestLog:
         assert queue.get(True) is None and queue.must_wait()
         assert queue.ready_count == 900
         assert room.get(queue).body == b"%1000d" % 2
-        assert (queue.ready_count, queue.must_wait(), len(queue.getters or ())) == (899, False, 0)
+        assert (queue.ready_count, queue.must_wait(), len(queue.getters)) == (899, False, 0)
 
     @pytest.mark.parametrize("pumps", [0, 1])
     def test_purge_while_queue_is_opened(self, room, pumps) -> None:

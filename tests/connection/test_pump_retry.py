@@ -91,7 +91,7 @@ def test_pump_of_deleted_queue_is_not_retried(memory_broker: MemoryBroker) -> No
     RaisingWaiter(2).arm(memory_broker.vhost.queues["bad"])
     memory_broker.broker.turn.pump_later(memory_broker.vhost.queues["bad"])
     memory_broker.settle()
-    memory_broker.vhost.queues["bad"].getters = None
+    memory_broker.vhost.queues["bad"].getters.clear()
     client.send(1, spec.Queue.Delete(queue="bad"))
     assert client.received_names() == ["Queue.DeleteOk"]
     ((retry, arguments),) = retries

@@ -427,7 +427,7 @@ class Cascade:
         if self.read or self._failed:
             return False
         if turn.commits.unsynced_bytes >= turn.unsynced_bytes_max // 2:
-            when_safe(turn, (), _CascadeTarget(arrived).on)
+            when_safe(turn, (), lambda _safe: arrived())
             return False
         fetch = bucket.cursor().read_if_cached(bucket.job_offset, READ_BYTES, arrived)
         logs: dict[QueueLog, None] = {}
@@ -516,17 +516,6 @@ class Cascade:
             stored_count += child.store.record_count
         # The count shows unwritten copies even if a sync succeeded.
         self._over(self, not self._failed and stored_count == self.copied)
-
-
-@final
-class _CascadeTarget:
-    """Calls `arrived` after success and failure."""
-
-    def __init__(self, arrived: Callable[[], None]) -> None:
-        self._arrived = arrived
-
-    def on(self, safe: bool) -> None:
-        self._arrived()
 
 
 def append(store: QueueLog, route: RecordRoute, properties: bytes, body: bytes, persistent: bool) -> i64:

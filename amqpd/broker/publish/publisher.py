@@ -36,6 +36,7 @@ from amqpd.broker.message import (
     MessageView,
     make_message,
     message_in_parts,
+    with_properties,
 )
 from amqpd.broker.publish import router
 from amqpd.broker.publish.idempotence import idempotent_route
@@ -502,10 +503,4 @@ def _resolve(session: Session, method: bytes) -> tuple[Route, ExchangeStats, boo
 
 
 def _with_properties(message: Message, properties: bytes) -> Message:
-    return make_message(
-        message.envelope,
-        properties,
-        message.body(),
-        message.persistent,
-        scan_properties(properties, 0, len(properties)),
-    )
+    return with_properties(message, message.envelope, properties, scan_properties(properties, 0, len(properties)))

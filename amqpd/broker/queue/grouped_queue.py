@@ -84,8 +84,7 @@ class GroupedQueue(Queue):
     # -- outgoing messages ---------------------------------------------------------------------------------------------
 
     def _pump(self) -> bool:
-        if self.getters is not None:
-            self.getters.call()
+        self._call_getters()
         order = self.grouped
         host = self.host
         scans = host.turn.scans

@@ -27,7 +27,6 @@ Only the event loop's thread calls a queue.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import final
 
 from mypy_extensions import i64
 
@@ -68,37 +67,6 @@ def with_delivery_count(entry: QueueEntry, message: Message) -> Message:
     properties = with_headers(message.properties(), {"x-delivery-count": Int64(count)})
     info = scan_properties(properties, 0, len(properties))
     return make_message(message.envelope, properties, message.body(), message.persistent, info)
-
-
-@final
-class GetWaiters:
-    """The basic.get commands that wait until the disk has delivered a message, in order."""
-
-    def __init__(self) -> None:
-        self._waiting: list[Callable[[], object]] = []
-
-    def add(self, getter: Callable[[], object]) -> None:
-        """Call `getter` once, when a message may be in memory."""
-        self._waiting.append(getter)
-
-    def call(self) -> None:
-        """Call all waiting commands. A command that finds its message still on disk adds itself again.
-
-        Raises: The exception of a command. The commands after it stay in the list.
-        """
-        waiting = self._waiting
-        self._waiting = []
-        done: i64 = 0
-        try:
-            for getter in waiting:
-                done += 1
-                getter()
-        finally:
-            if done < len(waiting):
-                self._waiting = waiting[done:] + self._waiting
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
 
 def attach_consumer(queue: Queue, consumer: Consumer) -> None:
@@ -148,7 +116,7 @@ class Queue(QueueBase):
         exclusive_owner: the connection that declared the queue exclusive, or None.
         keeps_all: every message needs a synced log, transient ones too.
         dead_letters_logged_count: dead letters of this queue that wait to be published and that only its log has.
-        getters: created when a basic.get has to wait for the disk.
+        getters: the basic.get commands that wait for the disk, in order.
         filters: created for the first consumer with a filter.
         expiry: created for the first message with a time to live.
 
@@ -187,7 +155,7 @@ class Queue(QueueBase):
             self.order = FifoOrder(self.backing)
         self.opening = None if store is None else LogOpening(self, store, host.open_soon)
         self.dead_letters_logged_count: i64 = 0
-        self.getters: GetWaiters | None = None
+        self.getters: list[Callable[[], object]] = []
         self.filters: FilteredConsumers | None = None
         self.expiry: MessageTtl | None = None
         self.rules = rules
@@ -483,8 +451,7 @@ class Queue(QueueBase):
 
         Returns: True if no ready message can be delivered now; False if the next turn must continue.
         """
-        if self.getters is not None:
-            self.getters.call()
+        self._call_getters()
         if self.filters is not None:
             order = self.filters.pump()
             if order is None:
@@ -520,9 +487,15 @@ class Queue(QueueBase):
 
     def when_ready(self, done: Callable[[], object]) -> None:
         """Call `done` when a `get` that waits for the disk may find a message."""
-        if self.getters is None:
-            self.getters = GetWaiters()
-        self.getters.add(done)
+        self.getters.append(done)
+
+    def _call_getters(self) -> None:
+        """Call the basic.get commands that wait. One whose message is still on the disk waits again.
+
+        Raises: the exception of a command. The commands after it stay.
+        """
+        for _ in range(len(self.getters)):
+            self.getters.pop(0)()
 
     def discard_if_expired(self, entry: QueueEntry) -> bool:
         over = self.expiry is not None and self.expiry.is_over(entry)
@@ -677,7 +650,7 @@ class Queue(QueueBase):
         if self.enforcement is not None:
             count += self.enforcement.purge(self.order)
         self.order.purge(self)
-        if self.getters is not None and len(self.getters) > 0:
+        if self.getters:
             self.schedule_dispatch()
         return count
 
@@ -694,8 +667,7 @@ class Queue(QueueBase):
             self.enforcement = None
         self.opening = None
         self.filters = None
-        if self.getters is not None:
-            self.getters.call()
+        self._call_getters()
         self.order.clear(self)
         if self.backing.spilled:
             self.backing.drop_spill()

@@ -22,14 +22,12 @@ from amqpd.broker.consumer import Consumer, QueueBase, QueueEntry
 from amqpd.broker.message import Message
 from amqpd.broker.queue.config import QueueConfig
 from amqpd.broker.queue.offset_bitmap import OffsetBitmap
-from amqpd.broker.queue.services import MemoryWindow, QueueServices
+from amqpd.broker.queue.services import BYTES_MAX, COUNT_MAX, MemoryWindow, QueueServices
 from amqpd.broker.queue.store import QueueStore
 from amqpd.storage.queue_log import QueueLog
 
-# Limits of the window of one queue. A durable queue has a small window, because its log has every message. A transient
-# queue gets a temporary log when its window is full.
-HOT_COUNT_MAX: Final = 4096
-HOT_BYTES_MAX: Final = 4 * 1024 * 1024
+# Limits of the window of a transient queue, which gets a temporary log when it is full. A durable queue has a smaller
+# one (services.py), because its log has every message.
 TRANSIENT_COUNT_MAX: Final = 32768
 TRANSIENT_BYTES_MAX: Final = 16 * 1024 * 1024
 
@@ -47,7 +45,7 @@ class ReadyOrder:
         if backing.store is None:
             self.memory = MemoryWindow(TRANSIENT_COUNT_MAX, TRANSIENT_BYTES_MAX)
         else:
-            self.memory = MemoryWindow(HOT_COUNT_MAX, HOT_BYTES_MAX)
+            self.memory = MemoryWindow(COUNT_MAX, BYTES_MAX)
         self.reading = False
 
     def is_reading(self) -> bool:

@@ -22,7 +22,7 @@ from amqpd.broker.vhost.limit_set import Limits
 from amqpd.broker.vhost.pending import DeclarationPending, Done, ObjectName, PendingDeclaration, PendingDeclarations
 from amqpd.broker.vhost.vhost import Namespace, VHost
 from amqpd.broker.vhost.vhosts import VhostNamespace, VHosts
-from amqpd.storage.metadata.rows import Change, Delete, Put, Row, VhostRow
+from amqpd.storage.metadata.rows import Change, Delete, Put, VhostRow
 
 
 class _Step(NamedTuple):
@@ -178,12 +178,8 @@ class DeclarationBatch(VhostNamespace):
             assert draft is not None  # a change needs an existing vhost
             draft.default_queue_type = brings.default_queue_type
 
-    def put(self, row: Row) -> None:
-        """Add a row of another package (users, permissions). The caller applies it after the commit."""
-        self.add_change(Put(row))
-
     def add_change(self, change: Put | Delete) -> None:
-        """Add a change of a row of another package, as `put` does."""
+        """Add a change of a row of another package (users, permissions). The caller applies it after the commit."""
         self._collected.changes.append(change)
 
     # -- commit ------------------------------------------------------------------------------------------------------
@@ -237,7 +233,8 @@ class DeclarationBatch(VhostNamespace):
             self._declared.free(coming.names)
             # A deletion of the vhost, source or destination after the commit has deleted the row too.
             with suppress(DeclarationPending):
-                self._declared.apply(coming)
+                if not coming.is_void():
+                    coming.apply()
             done(None)
             yield
         for gone in (rows, held):

@@ -24,6 +24,7 @@ from amqpd.broker.queue.argument_checks import (
     ArgumentContext,
     ArgumentSpec,
     PolicyKey,
+    anything,
     erlang_type,
     is_integer,
     is_text,
@@ -91,10 +92,6 @@ def _cache_persistence(row: ArgumentSpec, value: object, context: ArgumentContex
 
 _DEDUPLICATION: Final = "x-message-deduplication"
 _CACHE_NUMBER_MAX: Final = 2**53
-
-
-def _accept_any(_row: ArgumentSpec, _value: object, _context: ArgumentContext) -> None:
-    """Accept any value: `routing_type` checks this argument."""
 
 
 def _boolean(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
@@ -174,14 +171,14 @@ ROWS: Final[dict[str, ArgumentSpec]] = {
         ),
         ArgumentSpec(
             "x-delayed-type",
-            _accept_any,
+            anything,
             "exchange_arguments",
             "x-delayed-message: the exchange type that finds the queues",
             takes="text",
         ),
         ArgumentSpec(
             SUPER_STREAM,
-            _accept_any,
+            anything,
             "super_streams",
             "true: the bound streams are the partitions of a topic for Kafka's clients",
             takes="flag",

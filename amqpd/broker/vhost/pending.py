@@ -129,10 +129,7 @@ class PendingDeclaration:
 
     def is_void(self) -> bool:
         """Return whether an object that the change needs was deleted. Its deletion also deletes the rows."""
-        return self.is_without_vhost() or any(end.deleted for end in self.ends)
-
-    def is_without_vhost(self) -> bool:
-        return self.vhost is not None and self.vhost.deleted
+        return (self.vhost is not None and self.vhost.deleted) or any(end.deleted for end in self.ends)
 
 
 class PendingRemoval:
@@ -288,15 +285,11 @@ class PendingDeclarations:
             self._coming[coming.name] = coming.brings
         self.commit(coming.changes, names, committed)
 
-    def apply(self, coming: PendingDeclaration) -> None:
-        """Make a committed change in memory. Raises: DeclarationPending if an object that it needs was deleted."""
-        if coming.is_without_vhost():
-            raise DeclarationPending(self, coming.name)
-        coming.apply()
-
     def _apply(self, coming: PendingDeclaration, done: Done) -> None:
         try:
-            self.apply(coming)
+            if coming.vhost is not None and coming.vhost.deleted:
+                raise DeclarationPending(self, coming.name)
+            coming.apply()
         except DeclarationPending as again:
             done(again)
             return
