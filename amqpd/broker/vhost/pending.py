@@ -4,7 +4,7 @@
 routed to or confirmed that a restart would not find, and a failed commit leaves nothing in memory. Its rows may be
 in the database, if a server disappeared or a sync failed. So they are deleted again (`PendingDeclaration.undo`).
 A client can bind a queue or an exchange whose commit is pending, as the commits keep their order. If that commit fails,
-the undo deletes the bindings too.
+the undo deletes the bindings too. An undo ends when an object that it needs is deleted, as its rows then are.
 
 **Deletion** of a queue or an exchange: remove it from memory at once, then delete its rows (`remove`), every RETRY_S
 seconds while the database fails. A binding is removed only after the commit: no message depends on it.
@@ -133,7 +133,11 @@ class PendingDeclaration:
 
 
 class PendingRemoval:
-    """Changes that are repeated until they succeed. `changes` returns those that still apply."""
+    """Changes that are repeated until they succeed.
+
+    Args:
+        changes: returns those that still apply.
+    """
 
     def __init__(
         self, changes: Callable[[], Sequence[Change]], names: list[ObjectName], gone: Callable[[], None]
