@@ -81,8 +81,8 @@ class Broker:
         self.delays = DelayScheduler(storage, self.turn, self.timers, self.republisher, self.vhosts, loop.call_soon)
         self.pump_retries = FailedQueueRetry(loop.call_later)
         self.windows = MemoryWindows()
-        self.kept = ExchangeStates(self.vhosts, self.turn, self.timers, loop.call_soon, metadata.submit)
-        self.catalogue.keeping = self.kept
+        self.exchange_states = ExchangeStates(self.vhosts, self.turn, self.timers, loop.call_soon, metadata.submit)
+        self.catalogue.exchange_states = self.exchange_states
         self.turn.log_failed = self._log_failed
         # Failures of logs that were logged since the last FAILURE_REPORT_S began, and its end.
         self._reports: set[tuple[str, str, str]] = set()
@@ -137,7 +137,7 @@ class Broker:
             )
         )
         self.auth.listeners.append(self._user_changed)
-        self.kept.load(state.seen_caches, state.seen)
+        self.exchange_states.load(state.seen_caches, state.seen)
         self.auth.closed_names = frozenset({AUDIT})
         load(self.vhosts, state)
         self.delays.begin()
@@ -154,7 +154,7 @@ class Broker:
 
     async def load_vhosts(self, state: MetadataState) -> list[VHost]:
         """Load complete vhosts while the broker runs; users and global objects stay. Raises: as `loader.load_vhost`."""
-        self.kept.load(state.seen_caches, state.seen)
+        self.exchange_states.load(state.seen_caches, state.seen)
         return await loader.load_vhost(self.vhosts, state)
 
     def close_vhost(self, vhost: VHost, why: str) -> None:

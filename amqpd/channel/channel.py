@@ -172,7 +172,7 @@ class Transaction:
                     f"{route.transaction_bytes_max} bytes, which is one record batch"
                 )
         self.publishes.append((route, message))
-        if route.kept:
+        if route.has_state:
             reserve(route.destinations)
 
     def add_ack(self, settled: list[tuple[i64, QueueEntry]], action: i64) -> None:
@@ -184,7 +184,7 @@ class Transaction:
     def cancel_reservations(self) -> None:
         """Undo the reservations that the publishes made in exchange state, for example in a deduplication table."""
         for route, _ in self.publishes:
-            if route.kept:
+            if route.has_state:
                 refuse(route.destinations)
 
     def clear(self) -> None:

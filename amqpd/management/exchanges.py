@@ -111,7 +111,7 @@ async def _incoming(call: ApiRequest, exchange: Exchange, slices: TimeSlice) -> 
     found: list[dict[str, Any]] = []
     for connection in list(call.server.connections):
         for channel in connection.channels.all():
-            sent = channel.publisher.sent.get(exchange.passed)
+            sent = channel.publisher.sent.get(exchange.stats)
             if sent is not None and sent.in_count > 0 and not channel.closing and may_see(call, channel.session):
                 details = channel_details(call, channel)
                 found.append({"channel_details": details, "stats": call.rates.pairs.published(sent)})

@@ -176,7 +176,7 @@ def unroutable_counts(vhost: VHost) -> tuple[int, int]:
 
 def exchange_counts(exchange: Exchange) -> tuple[int, int]:
     """Return the counters in the order of EXCHANGE_COUNTERS."""
-    return (exchange.passed.in_count, exchange.passed.out_count)
+    return (exchange.stats.in_count, exchange.stats.out_count)
 
 
 async def flush_counters(connections: Iterable[Connection], slices: TimeSlice) -> None:

@@ -301,7 +301,7 @@ class Topology:
 
     async def _publishers(self) -> list[dict[str, Any]]:
         """Return publishers to the shown exchanges by connection. Cost: visits every channel."""
-        shown = {exchange.passed: exchange for exchange in self.exchanges}
+        shown = {exchange.stats: exchange for exchange in self.exchanges}
         found: dict[Exchange, list[tuple[str, str]]] = {}
         for connection in list(self._call.server.connections):
             session = connection.session

@@ -211,8 +211,8 @@ class Process:
         self.dead_letters = DeadLetterPublisher(self.republisher, self.vhosts)
         self.delays = DelayScheduler(self.storage, self.turn, self.timers, self.republisher, self.vhosts, self.soon)
         self.pump_retries = FailedQueueRetry(self._call_later)
-        self.kept = ExchangeStates(self.vhosts, self.turn, self.timers, self._post, metadata.submit)
-        self.catalogue.keeping = self.kept
+        self.exchange_states = ExchangeStates(self.vhosts, self.turn, self.timers, self._post, metadata.submit)
+        self.catalogue.exchange_states = self.exchange_states
         self.turn.log_failed = _failed
         self.storage.commits.on_commit = self.turn.committed
         self.jobs = JobManager(self.republisher, self.turn, self.soon)
@@ -228,7 +228,7 @@ class Process:
         """Load the metadata as `Broker.load` does."""
         findings = reconcile(self.storage, _state(self.ledger.rows[-1]))
         self.catalogue.deletions.take_over(findings)
-        self.kept.load(findings.state.seen_caches, findings.state.seen)
+        self.exchange_states.load(findings.state.seen_caches, findings.state.seen)
         load(self.vhosts, findings.state)
         self.vhost = self.vhosts["/"]
         self.delays.begin()

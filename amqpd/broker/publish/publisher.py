@@ -491,15 +491,15 @@ def _resolve(session: Session, method: bytes) -> tuple[Route, ExchangeStats, boo
             route = Route(envelope, [], command.mandatory, exchange.routes, False)
         else:
             route = Route(envelope, [target], command.mandatory, target, False)
-        return route, exchange.passed, target is not None
+        return route, exchange.stats, target is not None
     by_key = router.depends_on(vhost, exchange) == ROUTING_KEY
     if vhost.unavailable:
         router.check_available(vhost, exchange, [key], by_key)
     destinations = router.route(vhost, exchange, [key], NO_MESSAGE) if by_key else []
     route = Route(envelope, destinations, command.mandatory, exchange.routes, not by_key)
-    if by_key and not exchange.alternate and not route.kept and not is_topic_limited(session, exchange):
+    if by_key and not exchange.alternate and not route.has_state and not is_topic_limited(session, exchange):
         route.matcher = exchange.matcher
-    return route, exchange.passed, True
+    return route, exchange.stats, True
 
 
 def _with_properties(message: Message, properties: bytes) -> Message:

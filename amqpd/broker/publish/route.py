@@ -99,7 +99,7 @@ class Route:
             `ExchangeRouteCache`.
         only: the destination if it is a single queue, as for most publishes.
         routed: at least one destination is a queue.
-        kept: exchange state is among the destinations. It is last.
+        has_state: exchange state is among the destinations. It is last.
         sent: the publisher's counters of the exchange.
         tap: the firehose of a traced vhost.
         keys: the routing keys, if CC or BCC add some.
@@ -128,8 +128,8 @@ class Route:
         self.matcher: ExchangeType | None = None
         self.only: Destination | None = destinations[0] if len(destinations) == 1 and destinations[0].is_queue else None
         self.routed = len(destinations) > 0 and destinations[0].is_queue
-        self.kept = len(destinations) > 0 and not destinations[len(destinations) - 1].is_queue
-        self.queue_count: i64 = len(destinations) - 1 if self.kept else len(destinations)
+        self.has_state = len(destinations) > 0 and not destinations[len(destinations) - 1].is_queue
+        self.queue_count: i64 = len(destinations) - 1 if self.has_state else len(destinations)
         self.sent = UNCOUNTED
         self.tap: TraceHook | None = None
         self.keys: list[str] | None = None

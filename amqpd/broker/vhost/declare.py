@@ -189,7 +189,7 @@ def remove_exchange(vhost: VHost, exchange: Exchange) -> list[Change]:
     changes: list[Change] = []
     for binding in vhost.take_exchange(exchange):
         changes += remove_binding(vhost, binding)
-    changes += vhost.catalogue.keeping.end(vhost.name, exchange)
+    changes += vhost.catalogue.exchange_states.end(vhost.name, exchange)
     if exchange.durable:
         changes.append(DeleteBindings(vhost.name, exchange.name, "exchange"))
         changes.append(Delete(ExchangeRow(vhost.name, exchange.name, exchange.kind)))
@@ -445,7 +445,7 @@ def _make_binding(
     binding = Binding(source, end, routing_key, arguments)
     if binding.key not in source.bindings:
         vhost.add_binding(binding)
-        vhost.catalogue.keeping.bound(vhost.name, binding)
+        vhost.catalogue.exchange_states.bound(vhost.name, binding)
 
 
 def _is_in(vhost: VHost, end: Queue | Exchange) -> bool:

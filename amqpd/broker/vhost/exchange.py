@@ -388,7 +388,7 @@ class Exchange:
         self.delays = delays_of(kind, arguments)
         self.wheel: DelayHook | None = None
         self.routes = Versioned()
-        self.passed = ExchangeStats()
+        self.stats = ExchangeStats()
         self.depends_on = ROUTING_KEY
         self.looks_version = -1
         if isinstance(matcher, MessageExchangeType):

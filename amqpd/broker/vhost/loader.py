@@ -186,7 +186,7 @@ def _unload_steps(vhost: VHost) -> Iterator[None]:
         unload_queue(vhost, queue)
         yield
     for exchange in list(vhost.exchanges.values()):
-        vhost.catalogue.keeping.end(vhost.name, exchange)
+        vhost.catalogue.exchange_states.end(vhost.name, exchange)
         exchange.deleted = True
         exchange.take_bindings()
         yield

@@ -56,7 +56,7 @@ class VhostServices:
         self.deletions = DeletionQueue(storage, metadata, self.declared.remove, self._count_deleted)
         self.stored_offsets = ConsumerOffsets(metadata.submit, call_soon, call_later, storage.clock_watch.clock)
         # The broker replaces this with its implementation.
-        self.keeping = ExchangeStateHook()
+        self.exchange_states = ExchangeStateHook()
         # None on a single node.
         self.own_topics: OwnTopics | None = None
         self.queue_declared_count = 0
@@ -343,7 +343,7 @@ class VHost(Namespace):
         """Add an exchange. If it is durable, its row is committed."""
         self.exchanges[exchange.name] = exchange
         self.super_streams.exchange_added(exchange)
-        self.catalogue.keeping.begin(self.name, exchange)
+        self.catalogue.exchange_states.begin(self.name, exchange)
         self._create_delays(exchange)
         if exchange.unavailable:
             self.unavailable[exchange] = None

@@ -212,7 +212,7 @@ def end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done = ignore_result)
     for queue in queues:
         remove_queue(vhost, queue)
     for exchange in vhost.exchanges.values():
-        vhosts.catalogue.keeping.end(vhost.name, exchange)
+        vhosts.catalogue.exchange_states.end(vhost.name, exchange)
     name = ObjectName(vhost.name, "vhost", vhost.name)
     declared.hold(name)
 
