@@ -353,6 +353,25 @@ def test_py_amqp_qos_is_one_window_for_the_channel(amqpd_broker: BrokerProcess) 
     assert unacked_at_once(amqpd_broker, [3, 5, 1, 8]) == [3, 5, 5, 8]
 
 
+def test_py_amqp_qos_for_each_consumer_is_a_window_of_its_own(amqpd_broker: BrokerProcess) -> None:
+    """nameko sends one basic.qos for each consumer, and then consumes. Its unacked requests wait for replies to
+    another consumer of the channel, which need credit of their own.
+    """
+    deliveries: dict[str, list[object]] = {"requests": [], "replies": []}
+    with amqp.Connection(f"127.0.0.1:{amqpd_broker.amqp_port}", "guest", "guest") as connection:
+        channel = connection.channel()
+        queues = {name: channel.queue_declare(exclusive=True).queue for name in deliveries}
+        for _ in queues:
+            channel.basic_qos(0, 2, False)
+        for name, queue in queues.items():
+            channel.basic_consume(queue, callback=deliveries[name].append)
+        for queue in queues.values():
+            for _ in range(3):
+                channel.basic_publish(amqp.Message("x"), "", queue)
+        channel.queue_declare(queues["replies"], passive=True)  # its reply comes after all due deliveries
+        assert [len(each) for each in deliveries.values()] == [2, 2]
+
+
 def test_py_amqp_qos_towards_rabbitmq(compatible: BrokerProcess) -> None:
     """Towards RabbitMQ, py-amqp knows that global=false is per consumer, for later consumers."""
     assert unacked_at_once(compatible, [3, 5]) == [6, 6]

@@ -47,16 +47,19 @@ ACK, REQUEUE, DISCARD, GIVE_BACK = 0, 1, 2, 3
 def basic_qos(channel: Channel, command: BasicQos) -> None:
     if command.prefetch_size:
         raise NotImplementedByBroker(f"prefetch_size!=0 ({command.prefetch_size})", methods.BASIC_QOS)
+    deliveries = channel.deliveries
+    if deliveries.window_size > 0 and not deliveries.has_consumed:
+        deliveries.channel_wide_qos = False  # nameko: one basic.qos for each consumer. Celery sends one for all
     # rabbit: only basic.consume checks whether the type of the queue has a window
     # py-amqp expects the specification's meaning from a broker that is not called RabbitMQ
-    if command.global_ or channel.owner.channel_wide_qos:
-        channel.deliveries.window_size = command.prefetch_count
+    if command.global_ or deliveries.channel_wide_qos:
+        deliveries.window_size = command.prefetch_count
     else:
-        channel.deliveries.prefetch_count = command.prefetch_count
+        deliveries.prefetch_count = command.prefetch_count
         # rabbit: also removes the channel's window
-        channel.deliveries.window_size = 0
+        deliveries.window_size = 0
     channel.output.send(channel.number, BasicQosOk())
-    channel.deliveries.activate_all()
+    deliveries.activate_all()
 
 
 def basic_consume(channel: Channel, command: BasicConsume) -> None:
@@ -74,7 +77,7 @@ def basic_consume(channel: Channel, command: BasicConsume) -> None:
         name, vhost.name, queue.kind, command.arguments, encode_table(command.arguments) if command.arguments else b""
     )
     deliveries = channel.deliveries
-    is_channel_wide = channel.owner.channel_wide_qos  # then basic.qos of this client has set the window
+    is_channel_wide = deliveries.channel_wide_qos  # then basic.qos of this client has set the window
     prefetch_count = deliveries.window_size if is_channel_wide else deliveries.prefetch_count
     consume.check_stream_consumer(queue, prefetch_count, command.no_ack, arguments, methods.BASIC_CONSUME)
     if deliveries.window_size > 0 and not is_channel_wide and not KINDS[queue.kind].global_qos:

@@ -366,6 +366,8 @@ class ChannelConsumers:
     Attributes:
         prefetch_count: from basic.qos, for consumers that are created later.
         window_size: shared limit of unacked deliveries of all consumers (global qos), 0 for none.
+        channel_wide_qos: basic.qos with global=false sets the window, too.
+        has_consumed: the channel has or had a consumer.
         window_turn: the consumer that used the last credit of the window. The consumers behind it are served
             first.
         transactional: entries are settled one by one at the commit.
@@ -388,6 +390,8 @@ class ChannelConsumers:
         self.prefetch_count: i64 = 0
         self.window_size: i64 = 0
         self.window_used: i64 = 0
+        self.channel_wide_qos = owner.channel_wide_qos
+        self.has_consumed = False
         self.window_turn: ChannelConsumer | None = None
         self.transactional = False
         self.self_cancelled_tags: list[str] | None = None
@@ -634,6 +638,7 @@ class ChannelConsumers:
         """Return a new consumer with the prefetch of the last basic.qos. The caller adds it to the queue."""
         consumer = ChannelConsumer(self, queue, tag, no_ack, exclusive, arguments)
         consumer.prefetch_count = self.prefetch_count
+        self.has_consumed = True
         return consumer
 
     def cancel_from_queue(self, consumer: ChannelConsumer) -> None:

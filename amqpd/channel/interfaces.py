@@ -42,7 +42,8 @@ class ConnectionInterface:
         fanout_count: queues reached by publishes to several queues, since the connection last let others run.
         needs_output_check: a publish was returned or reached several queues. The connection then checks its output
             and `fanout_count`.
-        channel_wide_qos: basic.qos with global=false sets one window per channel, as the specification says.
+        channel_wide_qos: new channels begin with the specification's meaning of basic.qos: global=false sets one
+            window for the channel.
     """
 
     def __init__(self) -> None:
