@@ -23,7 +23,6 @@ Memory: some 300 bytes and the metadata per offset.
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -151,7 +150,7 @@ class CommittedOffsets(CompactedLog):
         self._tables: dict[str, dict[str, GroupOffsets]] = {}  # vhost id -> group -> offsets
         self._pending: dict[tuple[str, str], dict[int, GroupOffsets]] = {}  # vhost id, group -> producer -> offsets
         self._sizes: dict[str, int] = {}  # vhost id -> bytes
-        self._removals: deque[OffsetKey] = deque()
+        self._removals: dict[OffsetKey, CommittedOffset] = {}
         self._is_removing = False
 
     def clear(self) -> None:
@@ -208,6 +207,7 @@ class CommittedOffsets(CompactedLog):
         `done(True)` is called when the changes are synced and visible; `done(False)` if they could not be written. Then
         none of them is visible.
         """
+        self._keep(key for key, _ in changes)
         records = ((encode_key(key), None if value is None else encode_value(value)) for key, value in changes)
         self.append(len(changes), records, partial(self._changed, changes, done))
 
@@ -277,6 +277,7 @@ class CommittedOffsets(CompactedLog):
         records: Iterator[LogRecord] = ((encode_pending_key(key, producer_id), None) for key in keys)
         count = len(keys)
         if commits:
+            self._keep(keys)
             values = zip(keys, pending.values(), strict=True)
             records = chain(records, ((encode_key(key), encode_value(value)) for key, value in values))
             count *= 2
@@ -313,26 +314,39 @@ class CommittedOffsets(CompactedLog):
         return [(*place, producer_id) for place, producers in self._pending.items() for producer_id in producers]
 
     def remove_later(self, keys: Iterable[OffsetKey]) -> None:
-        """Remove offsets for which no client waits, some in each turn. Until then they are visible."""
-        self._removals.extend(keys)
+        """Remove offsets for which no client waits, some in each turn. Until then they are visible.
+
+        One that is committed again meanwhile stays.
+        """
+        for key in keys:
+            value = self.of_group(key.vhost_id, key.group).get((key.topic, key.partition))
+            if value is not None:
+                self._removals[key] = value
         if self._removals and not self._is_removing:
             self._is_removing = True
-            self.call_soon(self._remove_some)
+            self.after_changes(self._remove_some)
+
+    def _keep(self, keys: Iterable[OffsetKey]) -> None:
+        """Do not remove these offsets later: they are committed or removed now."""
+        if self._removals:
+            for key in keys:
+                self._removals.pop(key, None)
 
     def _remove_some(self) -> None:
+        """Remove some offsets. Commits from before `remove_later` are visible, and `_keep` knows the later ones."""
         if self.is_stopped or not self._removals:
             self._is_removing = False
             return
         changes: list[tuple[OffsetKey, None]] = []
         while self._removals and len(changes) < REMOVALS_PER_TURN:
-            key = self._removals.popleft()
-            if (key.topic, key.partition) in self.of_group(key.vhost_id, key.group):
+            key, value = self._removals.popitem()
+            if self.of_group(key.vhost_id, key.group).get((key.topic, key.partition)) is value:
                 changes.append((key, None))
         self.change(changes, self._removed)
 
     def _removed(self, safe: bool) -> None:
         if safe:
-            self.call_soon(self._remove_some)
+            self.after_changes(self._remove_some)
         else:  # the next start or sweep removes them
             self._removals.clear()
             self._is_removing = False

@@ -285,10 +285,8 @@ class GroupCoordinator:
     def committed(self, vhost: VHost, key: OffsetKey) -> CommittedOffset | None:
         """Return a committed offset; None if there is none, or if its partition was deleted."""
         value = self.offsets.of_group(key.vhost_id, key.group).get((key.topic, key.partition))
-        topic = None if value is None else topics.topic_of_name(vhost, key.topic)
-        if value is None or topic is None or not 0 <= key.partition < len(topic.partitions):
-            return None
-        if bytes.fromhex(topic.partitions[key.partition].id) != value.stream_id:
+        queue = None if value is None else topics.partition_queue(vhost, key.topic, key.partition)
+        if value is None or queue is None or bytes.fromhex(queue.id) != value.stream_id:
             return None
         return value
 

@@ -170,8 +170,8 @@ def _delete_groups(call: Call) -> Steps[None]:
             results[name] = NON_EMPTY_GROUP
         elif entry is None and not error and server.share_states.partitions_of(vhost, name):
             left += 1
-            server.share_streams.end_group(vhost.id, name)
-            server.share_states.remove_groups(vhost, [name], partial(removed, name))
+            server.share_sessions.end_group(vhost.id, name)
+            server.share_streams.remove_group(vhost, name, partial(removed, name))
         elif not error:
             results[name] = GROUP_ID_NOT_FOUND if entry is None else NON_EMPTY_GROUP
     end_one()

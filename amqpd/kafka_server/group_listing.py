@@ -10,7 +10,7 @@ from amqpd.kafka_server.committed_offsets import OffsetKey
 from amqpd.kafka_server.group_admin import CLASSIC, CONSUMER
 from amqpd.kafka_server.group_topics import topic_names
 from amqpd.kafka_server.groups import ConsumerGroup, GroupState
-from amqpd.kafka_server.topics import topic_of_name
+from amqpd.kafka_server.topics import partition_queue, topic_of_name
 
 if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
@@ -72,12 +72,6 @@ class OffsetSummary(NamedTuple):
     member_id: str
 
 
-def partition_stream(vhost: VHost, topic: str, partition: int) -> Queue | None:
-    """Return the stream of a partition; None if it does not exist."""
-    found = topic_of_name(vhost, topic)
-    return None if found is None or not 0 <= partition < len(found.partitions) else found.partitions[partition]
-
-
 def partitions_of(vhost: VHost, topic: str) -> list[int]:
     """Return the partitions of a topic, none if it does not exist."""
     found = topic_of_name(vhost, topic)
@@ -86,7 +80,7 @@ def partitions_of(vhost: VHost, topic: str) -> list[int]:
 
 def log_end(vhost: VHost, topic: str, partition: int) -> int | None:
     """Return the high watermark of a partition; None if it does not exist or its log is not open."""
-    queue = partition_stream(vhost, topic, partition)
+    queue = partition_queue(vhost, topic, partition)
     if queue is None or queue.opening is not None or queue.store is None:
         return None
     return int(queue.store.high_watermark)
@@ -142,7 +136,7 @@ class GroupListing:
     def streams(self, vhost: VHost, places: Iterable[tuple[str, int]]) -> Iterator[Queue]:
         """Yield the streams of partitions. Their logs must be open for `lag` and `offsets`."""
         for place in places:
-            queue = partition_stream(vhost, *place)
+            queue = partition_queue(vhost, *place)
             if queue is not None:
                 yield queue
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from amqpd.broker.queue.log_opener import opened
 from amqpd.errors import NotFound, PreconditionFailed, ResourceError
 from amqpd.kafka_server.committed_offsets import CommittedOffset, OffsetKey
-from amqpd.kafka_server.group_listing import GroupListing, partition_stream, partitions_of, summary_of
+from amqpd.kafka_server.group_listing import GroupListing, partitions_of, summary_of
 from amqpd.kafka_server.list_offsets import SCAN_BATCHES_MAX
+from amqpd.kafka_server.topics import partition_queue
 
 if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
@@ -67,7 +68,7 @@ class GroupOperations:
         self._check_unused(name, self._coordinator.find(vhost, name))
         changes: list[OffsetChange] = []
         for index in partitions_of(vhost, topic) if partition is None else [partition]:
-            queue = partition_stream(vhost, topic, index)
+            queue = partition_queue(vhost, topic, index)
             if queue is None:
                 break
             committed = self._coordinator.committed(vhost, OffsetKey(vhost.id, name, topic, index))
@@ -149,7 +150,7 @@ class GroupOperations:
         self._check_unused(name, coordinator.find(vhost, name))
         written: list[tuple[OffsetKey, CommittedOffset | None]] = []
         for each in changes:
-            queue = partition_stream(vhost, each.topic, each.partition)
+            queue = partition_queue(vhost, each.topic, each.partition)
             if queue is None:
                 raise NotFound(f"topic '{each.topic}' was deleted")
             value = CommittedOffset(each.after, -1, "", coordinator.broker.timers.wall_ms(), bytes.fromhex(queue.id))

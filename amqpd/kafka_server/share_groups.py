@@ -142,7 +142,7 @@ class ShareGroups:
             if member is None:
                 if len(group.members) >= MEMBERS_MAX:
                     return GROUP_MAX_SIZE_REACHED
-                timer = CallTimer(partial(self._on_silence, session.vhost, asked.group, asked.member_id))
+                timer = CallTimer(partial(self.remove, session.vhost, asked.group, asked.member_id))
                 member = ShareMember(asked.member_id, call.header.client_id, call.connection.peer[0], timer)
                 group.members[asked.member_id] = member
                 group.changed()
@@ -161,9 +161,6 @@ class ShareGroups:
         if member.epoch != group.epoch:
             member.last_epoch, member.epoch = member.epoch, group.epoch
         return member
-
-    def _on_silence(self, vhost: VHost, name: str, member_id: str) -> None:
-        self.remove(vhost, name, member_id)
 
     def remove(self, vhost: VHost, name: str, member_id: str) -> bool:
         """Remove a member that leaves or is silent. Return whether there was one."""
@@ -184,11 +181,19 @@ class ShareGroups:
 
 def _prepare(call: Call, group: str, topic: topics.PartitionedTopic) -> Steps[None]:
     """Have a group begin with the streams of a topic."""
+    vhost = call.session.vhost
+
+    def opened(partition: topics.TopicPartition, is_open: bool) -> None:
+        # The members may have left meanwhile, and the group may be deleted.
+        if is_open and server.share_groups.find(vhost, group) is not None:
+            server.share_streams.prepare(vhost, group, partition)
+
+    server = call.connection.server
     for number in range(len(topic.partitions)):
         yield
         partition = topics.partition_of(call.session, topic, number, "read")
         if not isinstance(partition, int) and not partition.is_work_queue:
-            call.connection.server.share_streams.prepare(call.session.vhost, group, partition)
+            topics.open_queue(partition.queue, partial(opened, partition))
 
 
 # -- ShareGroupHeartbeat -----------------------------------------------------------------------------------------------

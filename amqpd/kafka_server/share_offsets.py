@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from amqpd.kafka_server import topics
+from amqpd.kafka_server.committed_offsets import OffsetKey
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.messages import (
     GROUP_ID_NOT_FOUND,
@@ -23,7 +24,7 @@ from amqpd.kafka_server.messages import (
 from amqpd.kafka_server.pace import Steps
 from amqpd.kafka_server.request_reader import NO_ID, BodyWriter, RequestReader
 from amqpd.kafka_server.share_state import ShareState, decode_snapshot
-from amqpd.kafka_server.share_states import StateKey, StoredState
+from amqpd.kafka_server.share_states import StoredState
 from amqpd.kafka_server.share_wire import PARTITIONS_MAX, TOPICS_MAX
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def _describe_partition(
 def _state_of(call: Call, group: str, partition: topics.TopicPartition) -> ShareState | None:
     """Return the state of a group in a stream: the one in use, or the one that is written."""
     server, vhost = call.connection.server, call.session.vhost
-    key = StateKey(vhost.id, group, partition.topic.name, partition.number)
+    key = OffsetKey(vhost.id, group, partition.topic.name, partition.number)
     stream = server.share_streams.find(key)
     if stream is not None and stream.queue is partition.queue and stream.state is not None:
         return stream.state
@@ -168,7 +169,7 @@ def _begin(call: Call, group: str, changes: Sequence[_Change], reply: Callable[[
 
     for change in changes:
         yield
-        key = StateKey(vhost.id, group, change.name, change.partition)
+        key = OffsetKey(vhost.id, group, change.name, change.partition)
         found = topics.find_partition(call.session, change.name, change.partition, "read")
         if isinstance(found, int):
             change.error = found

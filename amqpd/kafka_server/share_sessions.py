@@ -19,8 +19,9 @@ belongs to the connection that began it. The epoch of each request must be the n
     no topic, no permission, a failed log    100, 29, 56 for the topic
     a queue in exclusive use                 29 TOPIC_AUTHORIZATION_FAILED, with a text
 
-What a session has acquired is released when it ends: also when its connection closes, or LEFT_MS after the member has
-left the group or expired. librdkafka leaves by another connection than that of its last acknowledgements.
+What a session has acquired is released when it ends: also when its connection closes, when its group is deleted, or
+LEFT_MS after the member has left the group or expired. librdkafka leaves by another connection than that of its last
+acknowledgements.
 
 A ShareFetch waits until there is something for it or its time is over; the records that arrive in a turn of the event
 loop are answered in that turn. Only the first unanswered request of a connection acquires records, so that a
@@ -203,6 +204,11 @@ class ShareSessions:
             self._of_connection.get(session.connection, {}).pop(key, None)
             self.broker.timers.cancel(session.left_timer)
             session.close()
+
+    def end_group(self, vhost_id: str, group: str) -> None:
+        """End the sessions of a group that is being deleted. Its members have left; a session lives longer."""
+        for key in [key for key in self._sessions if key[:2] == (vhost_id, group)]:
+            self.end(key)
 
     def member_left(self, key: SessionKey) -> None:
         """Answer the fetch of a member that has left its group, and end its session after LEFT_MS."""

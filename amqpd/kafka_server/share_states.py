@@ -10,7 +10,8 @@ The ids of vhost and stream make a deleted vhost's or topic's state void at once
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -22,7 +23,7 @@ from amqpd.kafka_server.committed_offsets import (
     decode_key,
     encode_key,
 )
-from amqpd.kafka_server.topics import topic_of_name
+from amqpd.kafka_server.topics import partition_queue
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
@@ -33,15 +34,6 @@ log = logging.getLogger(__name__)
 _VERSION: Final = b"\x03"
 _OFFSET_VERSION: Final = b"\x01"
 _ID_BYTES: Final = 16
-
-
-class StateKey(NamedTuple):
-    """The place of a state."""
-
-    vhost_id: str
-    group: str
-    topic: str
-    partition: int
 
 
 class StoredState(NamedTuple):
@@ -64,6 +56,7 @@ class ShareStates:
         # vhost id -> group -> topic and partition -> state
         self._tables: dict[str, dict[str, dict[tuple[str, int], StoredState]]] = {}
         self._sizes: dict[str, int] = {}
+        self._writes: Counter[OffsetKey] = Counter()  # not synced yet
         offsets.others[_VERSION[0]] = self._take
 
     def _take(self, key: bytes, value: bytes | None) -> None:
@@ -73,15 +66,15 @@ class ShareStates:
             log.warning("the state of a share group cannot be read: an unknown version")
             return
         state = None if value is None else StoredState(value[:_ID_BYTES], value[_ID_BYTES:])
-        self._set(StateKey(*place), state)
+        self._set(place, state)
 
     def find(self, vhost: VHost, group: str, name: str, partition: int) -> StoredState | None:
         """Return a state; None if there is none, or if its partition was deleted."""
         state = self._tables.get(vhost.id, {}).get(group, {}).get((name, partition))
-        topic = None if state is None else topic_of_name(vhost, name)
-        if state is None or topic is None or not 0 <= partition < len(topic.partitions):
+        queue = None if state is None else partition_queue(vhost, name, partition)
+        if state is None or queue is None or bytes.fromhex(queue.id) != state.stream_id:
             return None
-        return state if bytes.fromhex(topic.partitions[partition].id) == state.stream_id else None
+        return state
 
     def partitions_of(self, vhost: VHost, group: str) -> list[tuple[str, int]]:
         """Return topic and partition of the states of a group."""
@@ -95,14 +88,14 @@ class ShareStates:
         """Return whether the vhost may have one more state."""
         return self._sizes.get(vhost_id, 0) < VHOST_BYTES_MAX
 
-    def write(self, key: StateKey, state: StoredState | None, done: Callable[[bool], None]) -> None:
+    def write(self, key: OffsetKey, state: StoredState | None, done: Callable[[bool], None]) -> None:
         """Write a state, or remove it. `done(True)` is called when that is synced, `done(False)` if it failed."""
+        self._writes[key] += 1
         value = None if state is None else state.stream_id + state.snapshot
         self.offsets.append(1, [(_record_key(key), value)], partial(self._written, key, state, done))
 
-    def remove_groups(self, vhost: VHost, groups: Sequence[str], done: Callable[[bool], None]) -> None:
-        """Remove all states of these groups. `done` as for `write`; at once if there are none."""
-        keys = [StateKey(vhost.id, group, *place) for group in groups for place in self.partitions_of(vhost, group)]
+    def remove(self, keys: Sequence[OffsetKey], done: Callable[[bool], None]) -> None:
+        """Remove states, many of them in slices. `done` as for `write`."""
 
         def removed(safe: bool) -> None:
             for key in keys if safe else ():
@@ -111,12 +104,15 @@ class ShareStates:
 
         self.offsets.append(len(keys), ((_record_key(key), None) for key in keys), removed)
 
-    def _written(self, key: StateKey, state: StoredState | None, done: Callable[[bool], None], safe: bool) -> None:
+    def _written(self, key: OffsetKey, state: StoredState | None, done: Callable[[bool], None], safe: bool) -> None:
+        self._writes[key] -= 1
+        if not self._writes[key]:
+            del self._writes[key]
         if safe:
             self._set(key, state)
         done(safe)
 
-    def _set(self, key: StateKey, state: StoredState | None) -> None:
+    def _set(self, key: OffsetKey, state: StoredState | None) -> None:
         groups = self._tables.setdefault(key.vhost_id, {})
         states = groups.setdefault(key.group, {})
         place = (key.topic, key.partition)
@@ -135,20 +131,19 @@ class ShareStates:
     def remove_void(self) -> None:
         """Remove the states of vhosts and partitions that do not exist."""
         vhosts = {vhost.id: vhost for vhost in self._broker.vhosts.values()}
-        for key in list(self._keys()):
-            vhost = vhosts.get(key.vhost_id)
-            if vhost is None or self.find(vhost, *key[1:]) is None:
-                self.write(key, None, _ignore)
-
-    def _keys(self) -> Iterator[StateKey]:
+        void: list[OffsetKey] = []
         for vhost_id, groups in self._tables.items():
+            vhost = vhosts.get(vhost_id)
             for group, states in groups.items():
                 for place in states:
-                    yield StateKey(vhost_id, group, *place)
+                    key = OffsetKey(vhost_id, group, *place)
+                    if key not in self._writes and (vhost is None or self.find(vhost, group, *place) is None):
+                        void.append(key)
+        self.remove(void, _ignore)
 
 
-def _record_key(key: StateKey) -> bytes:
-    return _VERSION + encode_key(OffsetKey(*key))[1:]
+def _record_key(key: OffsetKey) -> bytes:
+    return _VERSION + encode_key(key)[1:]
 
 
 def _ignore(_safe: bool) -> None:

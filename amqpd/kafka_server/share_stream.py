@@ -22,8 +22,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from amqpd.broker.flow.timers import CallTimer
+from amqpd.kafka_server.committed_offsets import OffsetKey
 from amqpd.kafka_server.messages import (
-    GROUP_ID_NOT_FOUND,
     INVALID_RECORD_STATE,
     NONE,
     POLICY_VIOLATION,
@@ -32,9 +32,9 @@ from amqpd.kafka_server.messages import (
 )
 from amqpd.kafka_server.share_queue import FetchCredit, ShareSource, merged
 from amqpd.kafka_server.share_state import OPEN_MAX, ShareState, decode_snapshot
-from amqpd.kafka_server.share_states import ShareStates, StateKey, StoredState
+from amqpd.kafka_server.share_states import ShareStates, StoredState
 from amqpd.kafka_server.share_wire import RENEW
-from amqpd.kafka_server.topics import TopicPartition, open_queue
+from amqpd.kafka_server.topics import TopicPartition
 from amqpd.storage.log.batch import BatchHeader
 
 if TYPE_CHECKING:
@@ -63,34 +63,33 @@ class ShareStreams:
         self.states = states
         self.fetches = fetches
         self.lock_ms = broker.settings.kafka.share_lock_ms
-        self._streams: dict[StateKey, ShareStream] = {}
+        self._streams: dict[OffsetKey, ShareStream] = {}
 
     def join(self, vhost: VHost, group: str, partition: TopicPartition, member_id: str) -> ShareSource:
         """Return a source of records for a member. The log is open."""
         queue = partition.queue
-        key = StateKey(vhost.id, group, partition.topic.name, partition.number)
+        key = OffsetKey(vhost.id, group, partition.topic.name, partition.number)
         stream = self._streams.get(key)
         if stream is None or stream.queue is not queue:
             stream = self._streams[key] = ShareStream(self, key, vhost, queue)
         return stream.add(member_id)
 
     def prepare(self, vhost: VHost, group: str, partition: TopicPartition) -> None:
-        """Have a group begin with a stream now, if it has not used it before: a member is assigned to it."""
-        key = StateKey(vhost.id, group, partition.topic.name, partition.number)
+        """Have a group begin with a stream now, if it has not used it before: a member is assigned to it.
 
-        def opened(is_open: bool) -> None:
-            if is_open and key not in self._streams and self.states.find(vhost, *key[1:]) is None:
-                stream = ShareStream(self, key, vhost, partition.queue)
-                if stream.is_writing:  # until the begin is written
-                    self._streams[key] = stream
+        The log is open.
+        """
+        key = OffsetKey(vhost.id, group, partition.topic.name, partition.number)
+        if key not in self._streams and self.states.find(vhost, *key[1:]) is None:
+            stream = ShareStream(self, key, vhost, partition.queue)
+            if stream.is_writing:  # until the begin is written
+                self._streams[key] = stream
 
-        open_queue(partition.queue, opened)
-
-    def find(self, key: StateKey) -> ShareStream | None:
+    def find(self, key: OffsetKey) -> ShareStream | None:
         """Return a stream that a member uses."""
         return self._streams.get(key)
 
-    def forget_unused(self, key: StateKey) -> bool:
+    def forget_unused(self, key: OffsetKey) -> bool:
         """Forget a stream, also if its state is being written. Return False if a member uses it."""
         stream = self._streams.get(key)
         if stream is not None and stream.has_members:
@@ -98,10 +97,13 @@ class ShareStreams:
         self._streams.pop(key, None)
         return True
 
-    def end_group(self, vhost_id: str, group: str) -> None:
-        """End the streams of a group that is being deleted: a session that is still open writes no state any more."""
-        for key in [key for key in self._streams if key.vhost_id == vhost_id and key.group == group]:
-            self._streams.pop(key).end()
+    def remove_group(self, vhost: VHost, group: str, done: Callable[[bool], None]) -> None:
+        """Remove the states of a group without sessions, also those being written. `done`: see `ShareStates`."""
+        writing = [key for key in self._streams if key[:2] == (vhost.id, group)]
+        for key in writing:
+            del self._streams[key]
+        known = [OffsetKey(vhost.id, group, *place) for place in self.states.partitions_of(vhost, group)]
+        self.states.remove(list(dict.fromkeys((*known, *writing))), done)
 
     def forget(self, stream: ShareStream) -> None:
         """Remove a stream without members; its state is written."""
@@ -168,7 +170,7 @@ class ShareStreamSource(ShareSource):
 class ShareStream:
     """A stream in a share group, while members use it."""
 
-    def __init__(self, streams: ShareStreams, key: StateKey, vhost: VHost, queue: Queue) -> None:
+    def __init__(self, streams: ShareStreams, key: OffsetKey, vhost: VHost, queue: Queue) -> None:
         assert queue.store is not None  # the caller has opened it
         self.key = key
         self.queue = queue
@@ -197,10 +199,10 @@ class ShareStream:
         """Write the first state, then use it."""
 
         def done(safe: bool) -> None:
-            if safe and self._error == NONE:
+            if safe:
                 self.state = state
                 self.serve()
-            elif not safe:
+            else:
                 self._error = STORAGE_ERROR
                 self._fail(STORAGE_ERROR)
 
@@ -254,13 +256,6 @@ class ShareStream:
         if self._cursor is not None:
             self._cursor.close()
             self._cursor = None
-
-    def end(self) -> None:
-        """The group is deleted: acquire and write nothing more."""
-        self.stop()
-        self.state = None
-        self._error = GROUP_ID_NOT_FOUND
-        self._fail(self._error)
 
     def _fail(self, error: int) -> None:
         for source in list(self._sources.values()):
@@ -362,6 +357,9 @@ class ShareStream:
 
     def acknowledge(self, member_id: str, acks: Sequence[AckRange], done: Callable[[int], None]) -> None:
         """See `ShareSource.acknowledge`."""
+        if self.queue.deleted:
+            done(UNKNOWN_TOPIC_ID)
+            return
         state = self.state
         due_ms = self._timers.now_ms() + self._streams.lock_ms
         updated = None if state is None else state.begin_update(member_id, acks, due_ms)
@@ -383,8 +381,11 @@ class ShareStream:
         self._write(state, written)
 
     def _changed(self) -> None:
-        """Write the state without waiting, and serve others with what was released."""
-        if self.state is not None:
+        """Write the state without waiting, and serve others with what was released.
+
+        The state of a deleted stream is void, and its record may be that of a new stream of this name.
+        """
+        if self.state is not None and not self.queue.deleted:
             self._write(self.state, _ignore)
             self.serve()
 

@@ -151,6 +151,12 @@ def topic_of_name(vhost: VHost, name: str) -> PartitionedTopic | None:
     return None if queue is None else PartitionedTopic(name, _uuid(queue.id), (queue,))
 
 
+def partition_queue(vhost: VHost, name: str, index: int) -> Queue | None:
+    """Return the stream or queue of a partition of the topic with this name, None if it does not exist."""
+    topic = topic_of_name(vhost, name)
+    return None if topic is None or not 0 <= index < len(topic.partitions) else topic.partitions[index]
+
+
 @lru_cache(4096)
 def _uuid(queue_id: str) -> UUID:
     """Return the id of a queue as a topic id. Parsing takes 1.5 us, and each request needs some."""

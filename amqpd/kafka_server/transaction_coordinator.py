@@ -271,8 +271,11 @@ class TransactionCoordinator:
 
     def _on_time(self, entry: TransactionEntry) -> None:
         """Abort a transaction whose time is over, or try again to complete it."""
-        if entry.next is not None or entry.current is None:
-            return  # `_written` continues
+        if entry.next is not None:
+            self.retry(entry)  # a state is being written, maybe in vain
+            return
+        if entry.current is None:
+            return
         age_ms = self.broker.timers.now_ms() - entry.begun_ms
         aborted = transactions.time_out(entry.current, entry.current.start_ms + age_ms)
         if aborted is None:

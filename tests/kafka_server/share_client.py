@@ -84,6 +84,10 @@ class ShareMember:
 
     def heartbeat(self, epoch: int | None = None, topics: Sequence[str] | None = None) -> tuple[int, set[uuid.UUID]]:
         """Return the error and the ids of the assigned topics."""
+        self.send_heartbeat(epoch, topics)
+        return self.receive_heartbeat()
+
+    def send_heartbeat(self, epoch: int | None = None, topics: Sequence[str] | None = None) -> None:
         writer = BodyWriter(True)
         writer.string(self.group)
         writer.string(self.id)
@@ -96,7 +100,10 @@ class ShareMember:
             for topic in topics:
                 writer.string(topic)
         writer.end()
-        reader = self.ask(HEARTBEAT, 1, bytes(writer.data))
+        self.socket.send_frame(HEARTBEAT, 1, bytes(writer.data), b"\0")
+
+    def receive_heartbeat(self) -> tuple[int, set[uuid.UUID]]:
+        reader = RequestReader(self.socket.receive(), 4)
         assert reader.int32() == 0
         error = int.from_bytes(reader.take(2), "big", signed=True)
         reader.nullable_text()

@@ -278,6 +278,25 @@ def test_many_removals_are_spread_over_turns(tmp_path: Path, monkeypatch: pytest
     lab.storage.close(clean=True)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_offset_committed_while_its_old_one_is_being_removed_stays(tmp_path: Path, is_first: bool) -> None:
+    lab = Lab(tmp_path)
+    assert lab.commit("a", 1) and lab.commit("b", 1)
+    changes = [(OffsetKey("v", "b", "t", 0), CommittedOffset(2, -1, "", 1, ID))]
+    answers: list[bool] = []
+    if is_first:
+        lab.offsets.change(changes, answers.append)  # not synced yet
+    lab.offsets.remove_later(lab.offsets.keys_of("v"))
+    if not is_first:
+        lab.offsets.change(changes, answers.append)
+    lab.run()
+    assert (answers, lab.content()) == ([True], {"b": 2})
+    lab.storage.close(clean=False)
+    lab = Lab(tmp_path)
+    assert lab.content() == {"b": 2}
+    lab.storage.close(clean=True)
+
+
 def test_memory_of_a_vhost_is_limited(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     assert lab.commit("g", 1)

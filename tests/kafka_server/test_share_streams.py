@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 import uuid
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pika
 import pytest
 from kafka import KafkaProducer
 from kafka.protocol.admin import DeleteGroupsRequest, ListGroupsRequest
-from kafka_socket import KafkaSocket, address_of
+from kafka_socket import KafkaSocket, address_of, until
 from share_client import ACCEPT, DESCRIBE, FETCH, REJECT, RELEASE, ShareMember
 
 from amqpd.broker.vhost.vhost import VHost
-from amqpd.kafka_server import pace, share_groups
+from amqpd.kafka_server import pace, share_groups, topics
 from amqpd.kafka_server.connection import Call
 from amqpd.kafka_server.pace import Steps
 from amqpd.kafka_server.request_reader import BodyWriter, RequestReader
@@ -45,7 +48,7 @@ def stream(broker: BrokerProcess, *bodies: bytes) -> str:
     return name
 
 
-def publish(broker: BrokerProcess, name: str, *bodies: bytes) -> None:
+def publish(broker: BrokerProcess | BrokerThread, name: str, *bodies: bytes) -> None:
     connection = pika.BlockingConnection(pika.URLParameters(broker.url))
     channel = connection.channel()
     channel.confirm_delivery()
@@ -391,8 +394,78 @@ def test_the_session_of_a_deleted_share_group_writes_nothing(broker: BrokerProce
         with KafkaSocket(address_of(broker)) as client:
             wanted = DeleteGroupsRequest(groups_names=[group], version=2)
             assert client.ask(wanted, 2).results[0].error_code == 0
-        assert member.acknowledge({name: [(records[0].offset, records[0].offset, ACCEPT)]}).ack_errors == {name: 121}
-        assert member.acknowledge({}, epoch=-1).error == 0
+        assert member.fetch({name: [(records[0].offset, records[0].offset, ACCEPT)]}).error == 122
+        assert member.acknowledge({}, epoch=-1).error == 122
         other.heartbeat(0, [name])
         other.end(name, other.take(1), ACCEPT)  # written after all that the first member may have written
     assert group not in listed(broker)
+
+
+def test_a_share_group_is_deleted_with_a_state_that_is_still_being_written(broker: BrokerProcess) -> None:
+    old, new = stream(broker, b"a"), stream(broker, b"b")
+    with (
+        ShareMember(address_of(broker), f"g-{uuid.uuid4()}", old) as member,
+        ShareMember(address_of(broker), f"g-{uuid.uuid4()}", old) as other,
+    ):
+        member.end(old, member.take(1), ACCEPT)
+        # All three requests are handled in one turn of the event loop, before the state of `new` is synced.
+        member.socket.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+        member.send_heartbeat(0, [new])
+        member.send_heartbeat(-1)
+        wanted = DeleteGroupsRequest(groups_names=[member.group], version=2)
+        member.socket.send(wanted, 2)
+        member.socket.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+        assert [member.receive_heartbeat()[0] for _ in range(2)] == [0, 0]
+        assert member.socket.decode(wanted, 2, member.socket.receive()).results[0].error_code == 0
+        other.end(old, other.take(1), ACCEPT)  # written after all that the first member may have written
+        assert member.group not in listed(broker)
+
+
+def test_the_session_of_a_deleted_stream_does_not_overwrite_the_state_of_a_new_one(tmp_path: Path) -> None:
+    settings = {"kafka.port": 0, "kafka.share_auto_offset_reset": "earliest"}
+    with BrokerThread(tmp_path, settings=settings) as broker:
+        address = broker.kafka_bootstrap
+        publish(broker, "s", b"old")
+        with ShareMember(address, "g", "s") as old:
+            old.take(1)
+            with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+                connection.channel().queue_delete("s")
+            publish(broker, "s", b"new", b"next")
+            with ShareMember(address, "g", "s") as new:
+                new.end("s", new.take(1), ACCEPT)
+                assert new.acknowledge({}, epoch=-1).error == 0
+            assert old.acknowledge({}, epoch=-1).error == 0  # releases the record of the deleted stream
+            with ShareMember(address, "other", "s") as other:
+                other.end("s", other.take(1), ACCEPT)  # written after all that the first member may have written
+        with ShareMember(address, "g", "s") as member:
+            assert [each.value for each in member.take(1)] == [b"next"]
+
+
+def test_a_stream_that_is_opened_after_its_share_group_was_deleted_has_no_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_queue, remove_group, waiting = topics.open_queue, ShareStreams.remove_group, []
+
+    def open_later(queue: Any, then: Any) -> None:
+        if queue.name == "late":
+            waiting.append(partial(open_queue, queue, then))
+        else:
+            open_queue(queue, then)
+
+    def remove_then_open(self: Any, *arguments: Any) -> None:
+        remove_group(self, *arguments)
+        for call in waiting:
+            call()
+
+    monkeypatch.setattr(topics, "open_queue", open_later)
+    monkeypatch.setattr(ShareStreams, "remove_group", remove_then_open)
+    with BrokerThread(tmp_path, settings={"kafka.port": 0}) as broker:
+        for name in ("late", "early"):
+            publish(broker, name)
+        with ShareMember(broker.kafka_bootstrap, "g", "early") as member:
+            assert member.heartbeat(0, ["early", "late"])[0] == 0
+            member.heartbeat(-1)
+            until(lambda: waiting and state(member)[1] == "Empty")
+            wanted = DeleteGroupsRequest(groups_names=["g"], version=2)
+            assert member.socket.ask(wanted, 2).results[0].error_code == 0
+            assert state(member)[0] == 69

@@ -190,6 +190,25 @@ def test_time_out_that_cannot_be_written_is_tried_again_without_a_busy_loop(tmp_
     assert office.end() == [90]
 
 
+def test_time_out_is_kept_if_a_change_that_it_waits_for_is_refused(tmp_path: Path) -> None:
+    disk = Disk()
+    office = Office(tmp_path, disk)
+    office.begin(timeout_ms=5000)
+    answers: list[int] = []
+    office.coordinator.change(
+        office.vhost,
+        "x",
+        lambda current: transactions.add(current, 77, 0, (), ["h"], office.timers.wall_ms()),
+        answers.append,
+    )
+    disk.refuses_writes = True
+    office.move(5000)  # the time is over before the change is written
+    assert (answers, office.state()) == ([15], TransactionState.ONGOING)
+    disk.refuses_writes = False
+    office.move(RETRY_MS)
+    assert office.state() is TransactionState.COMPLETE_ABORT
+
+
 DAY_MS = 86_400_000
 
 
