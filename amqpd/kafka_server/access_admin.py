@@ -18,8 +18,6 @@ Only administrators may use these requests.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -47,8 +45,6 @@ from amqpd.storage.metadata.store import MetadataError
 
 if TYPE_CHECKING:
     from amqpd.auth.permissions import Kind
-
-log = logging.getLogger(__name__)
 
 # Types of resources and of patterns.
 ANY: Final = 1
@@ -222,9 +218,6 @@ def _user_result(name: str, code: int, text: str | None) -> dict[str, Any]:
     return {"user": name, "error_code": code, "error_message": text}
 
 
-_tasks: set[asyncio.Task[None]] = set()
-
-
 def _alter_scram(call: Call) -> None:
     request = call.request
     changes = [*(request.deletions or ()), *(request.upsertions or ())]
@@ -234,10 +227,7 @@ def _alter_scram(call: Call) -> None:
         code, text = CLUSTER_AUTHORIZATION_FAILED, NOT_ADMINISTRATOR
         call.reply({"results": [_user_result(name, code, text) for name in names]})
         return
-    # A task, because changes of users run one after another, each with a commit.
-    task = asyncio.get_running_loop().create_task(_alter_all(call, names))
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
+    call.connection.start_task(_alter_all(call, names))  # changes run one after another, each with a commit
 
 
 async def _alter_all(call: Call, names: list[str]) -> None:
@@ -246,12 +236,7 @@ async def _alter_all(call: Call, names: list[str]) -> None:
     ORIGIN.set(call.session)
     deletions = {name: [each for each in request.deletions or () if each.name == name] for name in names}
     upsertions = {name: [each for each in request.upsertions or () if each.name == name] for name in names}
-    try:
-        results = [await _alter(call, name, deletions[name], upsertions[name]) for name in names]
-    except Exception:
-        log.exception("a bug in amqpd, please report it", extra=call.connection.log_fields())
-        call.connection.close("")
-        return
+    results = [await _alter(call, name, deletions[name], upsertions[name]) for name in names]
     if not call.connection.closed:
         call.reply({"results": results})
 

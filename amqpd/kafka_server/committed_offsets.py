@@ -351,8 +351,6 @@ class CommittedOffsets(CompactedLog):
             self._removals.clear()
             self._is_removing = False
 
-    def keys_of(self, vhost_id: str, group: str | None = None) -> list[OffsetKey]:
-        """Return the keys of all offsets of a vhost, or of one group."""
-        groups = self.groups(vhost_id)
-        names = list(groups) if group is None else [group] if group in groups else []
-        return [OffsetKey(vhost_id, name, *place) for name in names for place in groups[name]]
+    def keys_of(self, vhost_id: str, group: str) -> list[OffsetKey]:
+        """Return the keys of the offsets of a group."""
+        return [OffsetKey(vhost_id, group, *place) for place in self.of_group(vhost_id, group)]

@@ -3,9 +3,10 @@
 Requests are handled in the order in which they arrive, and so are the replies sent: a reply that waits, for a sync or
 for new records, holds back the ones after it. A connection reads on meanwhile, until REQUESTS_MAX requests wait.
 
-Handlers run in the call of the event loop that received the request. They make no tasks: a handler that must wait
-keeps the `Call`, and calls `reply` later. A handler with much work returns steps (pace.py), which continue in later
-turns; the connection handles no further request meanwhile. Decoding and encoding are such steps, too.
+Handlers run in the call of the event loop that received the request. A handler that must wait keeps the `Call`, and
+calls `reply` later; only logins and changes of users have tasks (`start_task`). A handler with much work returns steps
+(pace.py), which continue in later turns; the connection handles no further request meanwhile. Decoding and encoding are
+such steps, too.
 
 Before the login a client may send ApiVersions, SaslHandshake and SaslAuthenticate. A client that sends another request
 is logged in as the user of its TLS certificate or as `kafka.anonymous_user`. So is a client that has sent only
@@ -30,7 +31,7 @@ import struct
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from amqpd.broker.events import KAFKA_PROTOCOL
@@ -142,9 +143,10 @@ class Call:
     Attributes:
         request: the decoded body; None if the API has no type.
         frame: the whole request without its length, for handlers that decode it themselves.
+        is_done: it is answered; the reply may wait for those before it.
     """
 
-    __slots__ = ("_begun_s", "_done", "_reply", "api", "connection", "frame", "header", "request")
+    __slots__ = ("_begun_s", "_reply", "api", "connection", "frame", "header", "is_done", "request")
 
     def __init__(self, connection: KafkaClientConnection, api: Api, header: RequestHeader, frame: bytes) -> None:
         self.connection = connection
@@ -153,7 +155,7 @@ class Call:
         self.frame = frame
         self.request: Any = None
         self._begun_s = time.monotonic()
-        self._done = False
+        self.is_done = False
         self._reply: tuple[bytes, ...] = ()
 
     @property
@@ -200,8 +202,8 @@ class Call:
         self._finish(())
 
     def _finish(self, reply: tuple[bytes, ...]) -> None:
-        if not self._done:
-            self._done = True
+        if not self.is_done:
+            self.is_done = True
             self._reply = reply
             self.frame = b""
             self.request = None
@@ -209,13 +211,9 @@ class Call:
             self.connection.on_reply()
 
     @property
-    def is_done(self) -> bool:
-        return self._done
-
-    @property
     def is_sent(self) -> bool:
         """Return whether the connection has written the reply to its transport."""
-        return self._done and not self._reply
+        return self.is_done and not self._reply
 
     def take_reply(self) -> tuple[bytes, ...]:
         """Return the parts of the reply, once."""
@@ -236,6 +234,7 @@ class KafkaClientConnection(asyncio.Protocol):
         sasl: state of the SASL exchange, for sasl.py.
         token_api: handles the frames until the login, which are messages of SASL without headers (SaslHandshake 0).
         on_close: calls for the end.
+        when_unblocked: called when the resource alarm ends for which the Produce at hand waits.
     """
 
     def __init__(self, server: KafkaServer, tls: bool) -> None:
@@ -251,6 +250,7 @@ class KafkaClientConnection(asyncio.Protocol):
         self.sasl: object = None
         self.token_api: Api | None = None
         self.on_close: list[Callable[[], None]] = []
+        self.when_unblocked: Callable[[], None] | None = None
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._calls: deque[Call] = deque()
@@ -483,6 +483,18 @@ class KafkaClientConnection(asyncio.Protocol):
         if steps is not None:
             yield from steps
 
+    def start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run the part of a handler that must wait: for a password, or a commit of metadata."""
+        task = self.server.broker.loop.create_task(self._run_task(work))
+        self.server.tasks.add(task)
+        task.add_done_callback(self.server.tasks.discard)
+
+    async def _run_task(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001  # `fail` logs it
+            self.fail(error)
+
     def fail(self, error: Exception) -> None:
         """Close the connection: a request of it cannot be read, or has found a bug."""
         if isinstance(error, MalformedRequest):
@@ -575,7 +587,10 @@ class KafkaClientConnection(asyncio.Protocol):
         return fields
 
     def on_alarm_end(self) -> None:
-        """Read on within a Produce."""
+        """Continue with a Produce, or read on within one."""
+        run, self.when_unblocked = self.when_unblocked, None
+        if run is not None:
+            run()
         self._update_reading()
 
     def close_after_replies(self) -> None:

@@ -120,11 +120,13 @@ class MemberHeartbeat(NamedTuple):
     """A ConsumerGroupHeartbeat. None: not changed since the last one.
 
     Attributes:
+        member_id: chosen by the client; "" in version 0 for one that joins.
         epoch: of the member, or JOIN, LEAVE, LEAVE_STATIC.
         rebalance_timeout_ms: -1 if not changed.
         owned: the partitions that the member has.
     """
 
+    group_id: str
     member_id: str
     epoch: int
     instance_id: str | None

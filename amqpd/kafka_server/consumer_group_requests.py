@@ -26,7 +26,6 @@ from amqpd.kafka_server.consumer_group import (
 )
 from amqpd.kafka_server.consumer_group_wire import (
     DescribedGroup,
-    HeartbeatFields,
     decode_describe,
     decode_heartbeat,
     encode_describe,
@@ -61,31 +60,31 @@ NO_ROOM: Final = "the groups of this broker need too much memory"
 
 
 def _heartbeat(call: Call) -> Steps[None]:
-    fields = yield from decode_heartbeat(call.frame, call.header)
+    asked = yield from decode_heartbeat(call)
     coordinator = call.connection.server.coordinator
-    error, message = coordinator.error_for(fields.group_id, call.session), ""
+    error, message = coordinator.error_for(asked.group_id, call.session), ""
     if error == NONE:
-        error, message = _fields_error(fields, call.version)
-    if error == NONE and (fields.names is not None or fields.pattern is not None):
-        error, message = yield from _subscription_error(call, fields.names or frozenset())
-    answer = HeartbeatAnswer(error, message or None) if error else _answer(call, coordinator, fields)
+        error, message = _fields_error(asked, call.version)
+    if error == NONE and (asked.names is not None or asked.pattern is not None):
+        error, message = yield from _subscription_error(call, asked.names or frozenset())
+    answer = HeartbeatAnswer(error, message or None) if error else _answer(call, coordinator, asked)
     call.reply_bytes(encode_heartbeat(answer))
 
 
-def _fields_error(fields: HeartbeatFields, version: int) -> tuple[int, str]:
+def _fields_error(asked: MemberHeartbeat, version: int) -> tuple[int, str]:
     """Return why fields have impossible values."""
-    if len(fields.member_id) > NAME_MAX:
+    if len(asked.member_id) > NAME_MAX:
         return INVALID_REQUEST, f"a member id can have {NAME_MAX} characters"
-    if not fields.member_id and (version >= 1 or fields.member_epoch != JOIN):
+    if not asked.member_id and (version >= 1 or asked.epoch != JOIN):
         return INVALID_REQUEST, "the member id is missing"
-    for text in (fields.instance_id, fields.rack_id):
+    for text in (asked.instance_id, asked.rack_id):
         if text is not None and not 0 < len(text) <= NAME_MAX:
             return INVALID_REQUEST, f"an instance id and a rack have 1 to {NAME_MAX} characters"
-    if fields.member_epoch < LEAVE_STATIC:
-        return INVALID_REQUEST, f"{fields.member_epoch} is not an epoch"
-    if fields.pattern:
+    if asked.epoch < LEAVE_STATIC:
+        return INVALID_REQUEST, f"{asked.epoch} is not an epoch"
+    if asked.pattern:
         try:
-            topic_pattern(fields.pattern)
+            topic_pattern(asked.pattern)
         except InvalidPattern as error:
             return INVALID_REGULAR_EXPRESSION, str(error)
     return NONE, ""
@@ -105,11 +104,11 @@ def _subscription_error(call: Call, names: frozenset[str]) -> Steps[tuple[int, s
     return NONE, ""
 
 
-def _answer(call: Call, coordinator: GroupCoordinator, fields: HeartbeatFields) -> HeartbeatAnswer:
+def _answer(call: Call, coordinator: GroupCoordinator, asked: MemberHeartbeat) -> HeartbeatAnswer:
     session = call.session
-    is_join = fields.member_epoch == JOIN
+    is_join = asked.epoch == JOIN
     find = coordinator.find_or_add if is_join else coordinator.find
-    entry = find(session.vhost, fields.group_id)
+    entry = find(session.vhost, asked.group_id)
     if entry is None and is_join:
         return HeartbeatAnswer(POLICY_VIOLATION, "the vhost has too many groups")
     now_ms = coordinator.now_ms()
@@ -118,22 +117,10 @@ def _answer(call: Call, coordinator: GroupCoordinator, fields: HeartbeatFields) 
         return HeartbeatAnswer(GROUP_ID_NOT_FOUND, "the group has members that use the classic protocol")
     if entry is None or group is None:
         return HeartbeatAnswer(UNKNOWN_MEMBER_ID, "not a member of the group")
-    heartbeat = MemberHeartbeat(
-        fields.member_id or str(uuid.uuid4()),
-        fields.member_epoch,
-        fields.instance_id,
-        fields.rack_id,
-        fields.rebalance_timeout_ms,
-        fields.names,
-        fields.pattern,
-        fields.assignor,
-        fields.owned,
-        call.connection.client_id,
-        call.connection.peer[0],
-        session.user,
-    )
+    if not asked.member_id:
+        asked = asked._replace(member_id=str(uuid.uuid4()))
     size_bytes = group.size_bytes
-    answer = group.heartbeat(heartbeat, GroupTopics(session.vhost, session.broker.auth), now_ms)
+    answer = group.heartbeat(asked, GroupTopics(session.vhost, session.broker.auth), now_ms)
     coordinator.changed(entry)
     if group.size_bytes > size_bytes and not coordinator.has_room(0):
         group.remove_members(now_ms)

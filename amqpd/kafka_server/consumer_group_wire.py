@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.kafka_server.assignors import Partition, Partitions
+from amqpd.kafka_server.consumer_group import MemberHeartbeat
 from amqpd.kafka_server.messages import NONE, MalformedRequest, RequestHeader
 from amqpd.kafka_server.pace import Steps
 from amqpd.kafka_server.request_reader import UUID_SIZE, BodyWriter, RequestReader
 
 if TYPE_CHECKING:
+    from amqpd.kafka_server.connection import Call
     from amqpd.kafka_server.consumer_group import ConsumerProtocolGroup, HeartbeatAnswer, ReconcilingMember
 
 PARTITIONS_MAX: Final = 100_000
@@ -29,21 +31,6 @@ PARTITIONS_PER_STEP: Final = 1000
 _NOT_ASKED: Final = -(1 << 31)
 _CONSUMER_PROTOCOL: Final = 1
 """Member type: it uses the consumer protocol."""
-
-
-class HeartbeatFields(NamedTuple):
-    """The fields of a ConsumerGroupHeartbeat request."""
-
-    group_id: str
-    member_id: str
-    member_epoch: int
-    instance_id: str | None
-    rack_id: str | None
-    rebalance_timeout_ms: int
-    names: frozenset[str] | None
-    pattern: str | None
-    assignor: str | None
-    owned: Partitions | None
 
 
 def _texts(reader: RequestReader) -> Steps[list[str] | None]:
@@ -66,24 +53,24 @@ def _numbers(reader: RequestReader) -> tuple[int, ...]:
 # -- ConsumerGroupHeartbeat
 
 
-def decode_heartbeat(frame: bytes, header: RequestHeader) -> Steps[HeartbeatFields]:
-    """Return the fields of a request. Raises: MalformedRequest. Cost: 5 us, and 0.2 us for each name and partition."""
-    reader = RequestReader(frame, header.size)
+def decode_heartbeat(call: Call) -> Steps[MemberHeartbeat]:
+    """Return a request. Raises: MalformedRequest. Cost: 5 us, and 0.2 us for each name and partition."""
+    reader = RequestReader(call.frame, call.header.size)
     group_id = reader.text()
     member_id = reader.text()
-    member_epoch = reader.int32()
+    epoch = reader.int32()
     instance_id = reader.nullable_text()
     rack_id = reader.nullable_text()
     rebalance_timeout_ms = reader.int32()
     names = yield from _texts(reader)
-    pattern = reader.nullable_text() if header.version >= 1 else None
+    pattern = reader.nullable_text() if call.version >= 1 else None
     assignor = reader.nullable_text()
     owned = yield from _decode_partitions(reader)
     reader.end_struct()
-    return HeartbeatFields(
+    return MemberHeartbeat(
         group_id,
         member_id,
-        member_epoch,
+        epoch,
         instance_id,
         rack_id,
         rebalance_timeout_ms,
@@ -91,6 +78,9 @@ def decode_heartbeat(frame: bytes, header: RequestHeader) -> Steps[HeartbeatFiel
         pattern,
         assignor,
         owned,
+        call.connection.client_id,
+        call.connection.peer[0],
+        call.session.user,
     )
 
 

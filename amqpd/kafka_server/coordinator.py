@@ -39,6 +39,7 @@ from amqpd.kafka_server.messages import (
     INVALID_GROUP_ID,
     INVALID_REQUEST,
     INVALID_SESSION_TIMEOUT,
+    NODE_ID,
     NONE,
     POLICY_VIOLATION,
     UNKNOWN_MEMBER_ID,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from amqpd.broker.session import Session
     from amqpd.broker.vhost.vhost import VHost
 
-NODE_ID: Final = 0
 NAME_MAX: Final = 255
 """Characters of a group's name, a member id or a group.instance.id."""
 PROTOCOLS_MAX: Final = 100
@@ -84,11 +84,7 @@ class GroupEntry:
         self.vhost_id = vhost_id
         self.group: ConsumerGroup | ConsumerProtocolGroup = group
         self.size_bytes = 0
-        self._on_time = on_time
-        self.timer = CallTimer(self._fire)
-
-    def _fire(self) -> None:
-        self._on_time(self)
+        self.timer = CallTimer(partial(on_time, self))
 
     def classic_group(self, now_ms: int) -> ConsumerGroup | None:
         """Return the group as one of the classic protocol; None if it has members of the other one."""
@@ -129,7 +125,6 @@ class GroupCoordinator:
         )
         self.transactions = TransactionCoordinator(broker, self.offsets, pace)
         self._entries: dict[str, dict[str, GroupEntry]] = {}  # vhost id -> name -> group
-        self._vhost_ids: dict[str, str] = {}  # by name
         self._size_bytes = 0
         self._sweep_timer = CallTimer(self._sweep)
         self.on_sweep: list[Callable[[], None]] = []
@@ -154,16 +149,16 @@ class GroupCoordinator:
             for entry in entries.values():
                 timers.cancel(entry.timer)
 
-    def vhost_deleted(self, name: str) -> None:
+    def vhost_deleted(self) -> None:
         """Remove the groups of a deleted vhost, and its offsets and transactional ids soon."""
         self.transactions.vhost_deleted()
-        vhost_id = self._vhost_ids.pop(name, "")
-        for entry in self._entries.pop(vhost_id, {}).values():
-            entry.group.kill()
-            self._size_bytes -= entry.size_bytes
-            self.broker.timers.cancel(entry.timer)
+        for vhost_id in self._entries.keys() - {vhost.id for vhost in self.broker.vhosts.values()}:
+            for entry in self._entries.pop(vhost_id).values():
+                entry.group.kill()
+                self._size_bytes -= entry.size_bytes
+                self.broker.timers.cancel(entry.timer)
         if self.offsets.is_loaded:
-            self.broker.loop.call_soon(self._sweep_now)  # the vhost is gone from the table then
+            self._sweep_now()
 
     # -- groups
 
@@ -193,18 +188,17 @@ class GroupCoordinator:
         """Return the group if it has members or offsets."""
         entry = self._entries.get(vhost.id, {}).get(name)
         if entry is None and self.offsets.of_group(vhost.id, name):
-            entry = self._add(vhost.id, vhost.name, name)
+            entry = self._add(vhost.id, name)
         return entry
 
     def find_or_add(self, vhost: VHost, name: str) -> GroupEntry | None:
         """Return the group, a new one if needed; None if the vhost has GROUPS_MAX groups."""
         entry = self.find(vhost, name)
         if entry is None and len(self._entries.get(vhost.id, {})) < GROUPS_MAX:
-            entry = self._add(vhost.id, vhost.name, name)
+            entry = self._add(vhost.id, name)
         return entry
 
-    def _add(self, vhost_id: str, vhost_name: str, name: str) -> GroupEntry:
-        self._vhost_ids[vhost_name] = vhost_id
+    def _add(self, vhost_id: str, name: str) -> GroupEntry:
         entry = GroupEntry(vhost_id, ConsumerGroup(name, self.now_ms()), self._on_time)
         self._entries.setdefault(vhost_id, {})[name] = entry
         return entry
@@ -334,8 +328,7 @@ class _Waiter:
 
 def _find_coordinator(call: Call) -> None:
     request = call.request
-    key_type = request.key_type if call.version >= 1 else GROUP_KEY
-    error = NONE if key_type in (GROUP_KEY, TRANSACTION_KEY) else INVALID_REQUEST
+    error = NONE if request.key_type in (GROUP_KEY, TRANSACTION_KEY) else INVALID_REQUEST
     message = None if error == NONE else "only groups and transactions have a coordinator here"
     host, port = topics.broker_address(call.connection) if error == NONE else ("", -1)
     found = {
@@ -359,14 +352,14 @@ def _join_group(call: Call) -> None:
     request = call.request
     coordinator = call.connection.server.coordinator
     version = call.version
-    instance_id = request.group_instance_id if version >= 5 else None
+    instance_id = request.group_instance_id
     joining = JoinRequest(
         request.member_id,
         instance_id,
         call.connection.client_id,
         call.connection.peer[0],
         request.session_timeout_ms,
-        request.rebalance_timeout_ms if version >= 1 else request.session_timeout_ms,
+        request.rebalance_timeout_ms,
         request.protocol_type,
         tuple((each.name, bytes(each.metadata)) for each in request.protocols[: PROTOCOLS_MAX + 1]),
         needs_member_id=version >= 4,
@@ -378,13 +371,11 @@ def _join_group(call: Call) -> None:
         return
     vhost = call.session.vhost
     entry = coordinator.find(vhost, request.group_id)
-    if entry is None and request.member_id:
-        _answer_join(call, JoinAnswer(UNKNOWN_MEMBER_ID, request.member_id))
-        return
-    if entry is None:
+    if entry is None and not request.member_id:
         entry = coordinator.find_or_add(vhost, request.group_id)
     if entry is None:
-        _answer_join(call, JoinAnswer(POLICY_VIOLATION, request.member_id))
+        error = UNKNOWN_MEMBER_ID if request.member_id else POLICY_VIOLATION
+        _answer_join(call, JoinAnswer(error, request.member_id))
         return
     group = entry.classic_group(coordinator.now_ms())
     if group is None:
@@ -436,7 +427,6 @@ def _sync_group(call: Call) -> None:
     if entry is None or group is None:
         _answer_sync(call, SyncAnswer(error or UNKNOWN_MEMBER_ID))
         return
-    version = call.version
     topics.check_count(len(request.assignments))
     assignments = {each.member_id: bytes(each.assignment) for each in request.assignments}
     if not coordinator.has_room(sum(len(each) for each in assignments.values())):
@@ -444,10 +434,10 @@ def _sync_group(call: Call) -> None:
         return
     syncing = SyncRequest(
         request.member_id,
-        request.group_instance_id if version >= 3 else None,
+        request.group_instance_id,
         request.generation_id,
-        request.protocol_type if version >= 5 else None,
-        request.protocol_name if version >= 5 else None,
+        request.protocol_type,
+        request.protocol_name,
         assignments,
     )
     waiter = _Waiter(call, coordinator, entry, group, request.member_id)
@@ -482,8 +472,7 @@ def _heartbeat(call: Call) -> None:
         now_ms = coordinator.now_ms()
         group = None if entry is None else entry.classic_group(now_ms)
         if entry is not None and group is not None:
-            instance_id = request.group_instance_id if call.version >= 3 else None
-            error = group.heartbeat(request.member_id, instance_id, request.generation_id, now_ms)
+            error = group.heartbeat(request.member_id, request.group_instance_id, request.generation_id, now_ms)
             coordinator.changed(entry)
     call.reply({"error_code": error})
 

@@ -102,8 +102,8 @@ def _list_groups(call: Call) -> Steps[None]:
     error = coordinator.load_error()
     listed: list[dict[str, Any]] = []
     if error == NONE:
-        states = {each.lower() for each in call.request.states_filter} if call.version >= 4 else set()
-        types = {each.lower() for each in call.request.types_filter} if call.version >= 5 else set()
+        states = {each.lower() for each in call.request.states_filter}
+        types = {each.lower() for each in call.request.types_filter}
         for entry in coordinator.entries(call.session.vhost):
             yield
             group = entry.group

@@ -146,9 +146,8 @@ class GroupListing:
 
     def lag(self, vhost: VHost, name: str, place: tuple[str, int]) -> int | None:
         """Return the lag of a committed offset; None if it is unknown or the topic was deleted."""
-        value = self._coordinator.committed(vhost, OffsetKey(vhost.id, name, *place))
-        end = log_end(vhost, *place)
-        return None if value is None or end is None else max(0, end - value.offset)
+        found = self.offset(vhost, name, place, "")
+        return None if found is None else found.lag
 
     def offset(self, vhost: VHost, name: str, place: tuple[str, int], member_id: str) -> OffsetSummary | None:
         """Return what is known of a partition; None if it has no committed offset and no member. Cost: 2 us.

@@ -59,15 +59,13 @@ NewOffset = tuple[OffsetKey, CommittedOffset]
 
 def _offset_commit(call: Call) -> Steps[None]:
     coordinator = call.connection.server.coordinator
-    group_id = call.request.group_id
     if is_too_large(call):
         return
-    results, changes = yield from collect_offsets(call, epochs_from=6)
-    error = coordinator.error_for(group_id, call.session) or _commit_error(call, coordinator)
-    if error:
-        answer_offsets(call, with_error(results, error), True)
+    results, changes = yield from collect_offsets(call)
+    entry = coordinator.error_for(call.request.group_id, call.session) or _committing_group(call, coordinator)
+    if isinstance(entry, int):
+        answer_offsets(call, with_error(results, entry), True)
         return
-    entry = coordinator.find(call.session.vhost, group_id)
     coordinator.offsets.change(changes, partial(_committed, call, coordinator, entry, results))
 
 
@@ -86,12 +84,8 @@ def is_too_large(call: Call) -> bool:
     return True
 
 
-def collect_offsets(call: Call, epochs_from: int) -> Steps[tuple[OffsetResults, list[NewOffset]]]:
-    """Return the error code of each partition, and the offsets to commit, of an OffsetCommit or TxnOffsetCommit.
-
-    Args:
-        epochs_from: the version from which on requests have leader epochs.
-    """
+def collect_offsets(call: Call) -> Steps[tuple[OffsetResults, list[NewOffset]]]:
+    """Return the error code of each partition, and the offsets to commit, of an OffsetCommit or TxnOffsetCommit."""
     request, vhost = call.request, call.session.vhost
     coordinator = call.connection.server.coordinator
     wall_ms = coordinator.broker.timers.wall_ms()
@@ -111,9 +105,10 @@ def collect_offsets(call: Call, epochs_from: int) -> Steps[tuple[OffsetResults, 
             elif len(metadata) > METADATA_MAX:
                 codes[index] = OFFSET_METADATA_TOO_LARGE
             else:
-                epoch = each.committed_leader_epoch if call.version >= epochs_from else -1
                 stream_id = bytes.fromhex(own.queue.id)
-                value = CommittedOffset(each.committed_offset, epoch, metadata, wall_ms, stream_id)
+                value = CommittedOffset(
+                    each.committed_offset, each.committed_leader_epoch, metadata, wall_ms, stream_id
+                )
                 size_bytes += value.size_bytes
                 if coordinator.offsets.has_room(vhost.id, size_bytes):
                     codes[index] = NONE
@@ -128,8 +123,8 @@ def with_error(results: OffsetResults, error: int) -> OffsetResults:
     return {name: dict.fromkeys(codes, error) for name, codes in results.items()}
 
 
-def _commit_error(call: Call, coordinator: GroupCoordinator) -> int:
-    """Return the error code of the group for this commit. A simple consumer's commit makes a new group."""
+def _committing_group(call: Call, coordinator: GroupCoordinator) -> GroupEntry | int:
+    """Return the group of this commit, or its error code. A simple consumer's commit makes a new group."""
     request = call.request
     generation = request.generation_id_or_member_epoch
     vhost = call.session.vhost
@@ -143,16 +138,17 @@ def _commit_error(call: Call, coordinator: GroupCoordinator) -> int:
     group = entry.group
     if isinstance(group, ConsumerProtocolGroup):
         error = group.commit_error(request.member_id, generation, coordinator.now_ms())
-        return UNSUPPORTED_VERSION if error == NONE and generation >= 0 and call.version < EPOCHS else error
-    instance_id = request.group_instance_id if call.version >= 7 else None
-    return group.commit_error(request.member_id, instance_id, generation, coordinator.now_ms())
+        if error == NONE and generation >= 0 and call.version < EPOCHS:
+            error = UNSUPPORTED_VERSION
+    else:
+        error = group.commit_error(request.member_id, request.group_instance_id, generation, coordinator.now_ms())
+    return error or entry
 
 
 def _committed(
-    call: Call, coordinator: GroupCoordinator, entry: GroupEntry | None, results: OffsetResults, safe: bool
+    call: Call, coordinator: GroupCoordinator, entry: GroupEntry, results: OffsetResults, safe: bool
 ) -> None:
-    if entry is not None:
-        coordinator.changed(entry)
+    coordinator.changed(entry)
     answer_offsets(call, results, safe)
 
 
@@ -160,14 +156,22 @@ def answer_offsets(call: Call, results: OffsetResults, safe: bool) -> None:
     """Answer when the offsets are synced. If they are not, the client tries again: 15."""
     if call.connection.closed:
         return
-    answered: list[Fields] = []
-    for name, codes in results.items():
-        partitions = [
-            {"partition_index": index, "error_code": code if code or safe else COORDINATOR_NOT_AVAILABLE}
-            for index, code in codes.items()
-        ]
-        answered.append({"name": name, "partitions": partitions})
-    call.reply({"topics": answered})
+    if not safe:
+        results = {
+            name: {index: code or COORDINATOR_NOT_AVAILABLE for index, code in codes.items()}
+            for name, codes in results.items()
+        }
+    call.reply({"topics": _topics_of(results)})
+
+
+def _topics_of(results: OffsetResults) -> list[Fields]:
+    return [
+        {
+            "name": name,
+            "partitions": [{"partition_index": index, "error_code": code} for index, code in codes.items()],
+        }
+        for name, codes in results.items()
+    ]
 
 
 # -- OffsetFetch
@@ -186,27 +190,23 @@ def _offset_fetch(call: Call) -> None:
         )
         if len({each.group_id for each in request.groups}) < len(request.groups):
             raise MalformedRequest("a group is named twice in one request")
-    call.connection.server.coordinator.offsets.after_changes(partial(_answer_fetch, call))
-
-
-def _answer_fetch(call: Call) -> None:
-    call.connection.server.pace.run(call.connection, _fetch_steps(call))
+    server = call.connection.server
+    server.coordinator.offsets.after_changes(partial(server.pace.run, call.connection, _fetch_steps(call)))
 
 
 def _fetch_steps(call: Call) -> Steps[None]:
     request = call.request
     coordinator = call.connection.server.coordinator
     if call.version < 8:
-        stable = call.version >= 7 and request.require_stable
         error = coordinator.error_for(request.group_id, call.session)
-        fields = yield from _fetched(call, request.group_id, request.topics, error, stable)
+        fields = yield from _fetched(call, request.group_id, request.topics, error, request.require_stable)
         call.reply({"error_code": fields["error_code"], "topics": fields["topics"]})
         return
     groups: list[Fields] = []
     for each in request.groups:
         yield
         error = coordinator.error_for(each.group_id, call.session)
-        if error == NONE and call.version >= EPOCHS:
+        if error == NONE:
             error = _fetch_error(call, each)
         groups.append((yield from _fetched(call, each.group_id, each.topics, error, request.require_stable)))
     call.reply({"groups": groups})
@@ -328,13 +328,8 @@ def _offset_delete(call: Call) -> Steps[None]:
 
 
 def _deleted(call: Call, coordinator: GroupCoordinator, entry: GroupEntry, results: OffsetResults, safe: bool) -> None:
-    if entry is not None:
-        coordinator.changed(entry)
-    answered: list[Fields] = []
-    for name, codes in results.items():
-        partitions = [{"partition_index": index, "error_code": code} for index, code in codes.items()]
-        answered.append({"name": name, "partitions": partitions})
-    call.reply({"error_code": NONE if safe else COORDINATOR_NOT_AVAILABLE, "topics": answered})
+    coordinator.changed(entry)
+    call.reply({"error_code": NONE if safe else COORDINATOR_NOT_AVAILABLE, "topics": _topics_of(results)})
 
 
 def subscribed_topics(metadata: Sequence[bytes]) -> Steps[set[str] | None]:

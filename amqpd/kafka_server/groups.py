@@ -238,13 +238,7 @@ class ConsumerGroup:
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int, now_ms: int) -> int:
         """Renew a session. Return an error code: 27 tells the member to join again."""
-        error = self._member_error(member_id, instance_id)
-        if error:
-            return error
-        if generation != self.generation:
-            return ILLEGAL_GENERATION
-        self._renew(self.members[member_id], now_ms)
-        return REBALANCE_IN_PROGRESS if self.state is GroupState.PREPARING else NONE
+        return self._renewal_error(member_id, instance_id, generation, now_ms, GroupState.PREPARING)
 
     def leave(self, member_id: str, instance_id: str | None, now_ms: int) -> int:
         """Remove a member. Return an error code. A static member may be named by its instance id alone."""
@@ -272,13 +266,7 @@ class ConsumerGroup:
         if generation < 0 and self.state is GroupState.EMPTY:
             self.idle_since_ms = now_ms
             return NONE
-        error = self._member_error(member_id, instance_id)
-        if error:
-            return error
-        if generation != self.generation:
-            return ILLEGAL_GENERATION
-        self._renew(self.members[member_id], now_ms)
-        return REBALANCE_IN_PROGRESS if self.state is GroupState.COMPLETING else NONE
+        return self._renewal_error(member_id, instance_id, generation, now_ms, GroupState.COMPLETING)
 
     def drop_waiting(self, member_id: str, done: JoinDone | SyncDone, now_ms: int) -> None:
         """Forget an answer that waits: its connection is closed. The member has a session timeout to come back."""
@@ -528,6 +516,18 @@ class ConsumerGroup:
             if current != member_id:
                 return FENCED_INSTANCE_ID
         return NONE if member_id in self.members else UNKNOWN_MEMBER_ID
+
+    def _renewal_error(
+        self, member_id: str, instance_id: str | None, generation: int, now_ms: int, refusing: GroupState
+    ) -> int:
+        """Renew the session of a member of this generation. Return an error code: 27 in the state `refusing`."""
+        error = self._member_error(member_id, instance_id)
+        if error:
+            return error
+        if generation != self.generation:
+            return ILLEGAL_GENERATION
+        self._renew(self.members[member_id], now_ms)
+        return REBALANCE_IN_PROGRESS if self.state is refusing else NONE
 
     def _sync_error(self, request: SyncRequest) -> int:
         if request.generation != self.generation:

@@ -96,7 +96,7 @@ class _Lookup:
         self._fetches = call.connection.server.fetches
         self._topics: list[tuple[str, list[_Partition]]] = []
         self._left: list[_Partition] = []  # last one first
-        self._committed = call.version >= 2 and call.request.isolation_level == READ_COMMITTED
+        self._committed = call.request.isolation_level == READ_COMMITTED
         self._waits_for: QueueLog | None = None
         self._is_answered = False
 

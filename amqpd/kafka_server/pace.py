@@ -37,16 +37,6 @@ T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]
 
 
-class _Work:
-    """The steps of a request or of its answer that are left."""
-
-    __slots__ = ("connection", "steps")
-
-    def __init__(self, connection: KafkaClientConnection, steps: Steps[None]) -> None:
-        self.connection = connection
-        self.steps = steps
-
-
 class Pace:
     """The time of the current turn. One per listener.
 
@@ -63,8 +53,9 @@ class Pace:
         self._is_scheduled = False
         self._readers: deque[KafkaClientConnection] = deque()
         self._calls: deque[Callable[[], None]] = deque()
-        self._active: deque[_Work] = deque()
-        self._waiting: deque[_Work] = deque()
+        # The steps of requests and of answers that are left.
+        self._active: deque[tuple[KafkaClientConnection, Steps[None]]] = deque()
+        self._waiting: deque[tuple[KafkaClientConnection, Steps[None]]] = deque()
 
     # -- requests
 
@@ -92,8 +83,7 @@ class Pace:
         if connection.closed or _is_done(connection, steps, time.monotonic() + SLICE_S):
             return
         connection.begin_work()
-        work = _Work(connection, steps)
-        (self._active if len(self._active) < ACTIVE_MAX else self._waiting).append(work)
+        (self._active if len(self._active) < ACTIVE_MAX else self._waiting).append((connection, steps))
         self._schedule()
 
     def later(self, call: Callable[[], None]) -> None:
@@ -126,7 +116,7 @@ class Pace:
             if self._calls:
                 self._run_call(self._calls.popleft())
             if self._active:
-                self._continue(self._active.popleft(), until_s)
+                self._continue(*self._active.popleft(), until_s)
             if time.monotonic() >= until_s:
                 break
 
@@ -137,12 +127,11 @@ class Pace:
             # Others must go on.
             log.exception("a bug in amqpd, please report it")
 
-    def _continue(self, work: _Work, until_s: float) -> None:
-        connection = work.connection
-        if not connection.closed and not _is_done(connection, work.steps, until_s):
-            self._active.append(work)
+    def _continue(self, connection: KafkaClientConnection, steps: Steps[None], until_s: float) -> None:
+        if not connection.closed and not _is_done(connection, steps, until_s):
+            self._active.append((connection, steps))
             return
-        work.steps.close()
+        steps.close()
         if self._waiting:
             self._active.append(self._waiting.popleft())
         connection.end_work()

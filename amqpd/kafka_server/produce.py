@@ -266,7 +266,7 @@ class PendingProduce:
             turn = broker.turn
             if broker.alarm_reason:
                 self._hold()
-                connection.server.when_unblocked(self.run)
+                connection.when_unblocked = self.run
                 return
             if turn.commits.unsynced_bytes >= turn.unsynced_bytes_max:
                 self._hold()

@@ -19,8 +19,6 @@ use the requests.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -44,8 +42,6 @@ from amqpd.storage.metadata.store import MetadataError
 if TYPE_CHECKING:
     from amqpd.broker.flow.timers import Timers
     from amqpd.broker.vhost.limits import UserLimits
-
-log = logging.getLogger(__name__)
 
 BURST_MS: Final = 1000
 """A user that was below its rate may send what the rate allows in this time at once."""
@@ -161,9 +157,6 @@ def _is_wanted(components: Any, strict: bool, user: str) -> bool:
     return bool(components) or not strict
 
 
-_tasks: set[asyncio.Task[None]] = set()
-
-
 def _alter(call: Call) -> None:
     entries = call.request.entries or ()
     check_count(len(entries), ALTERED_MAX)
@@ -171,10 +164,7 @@ def _alter(call: Call) -> None:
     if "administrator" not in call.session.user.tags:
         call.reply({"entries": [_result(each, CLUSTER_AUTHORIZATION_FAILED, NOT_ADMINISTRATOR) for each in entries]})
         return
-    # A task, because changes of users run one after another, each with a commit.
-    task = asyncio.get_running_loop().create_task(_alter_all(call, entries))
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
+    call.connection.start_task(_alter_all(call, entries))  # changes run one after another, each with a commit
 
 
 def _result(entry: Any, code: int, text: str | None) -> dict[str, Any]:
@@ -187,16 +177,11 @@ async def _alter_all(call: Call, entries: Any) -> None:
     ORIGIN.set(call.session)
     only_validate = call.request.validate_only
     counts = Counter(_entity_of(each) for each in entries)
-    try:
-        results = []
-        for each in entries:
-            why = "an entity is in the request more than once" if counts[_entity_of(each)] > 1 else _fault(each)
-            code, text = (INVALID_REQUEST, why) if why else await _alter_one(call, each, only_validate)
-            results.append(_result(each, code, text or None))
-    except Exception:
-        log.exception("a bug in amqpd, please report it", extra=call.connection.log_fields())
-        call.connection.close("")
-        return
+    results = []
+    for each in entries:
+        why = "an entity is in the request more than once" if counts[_entity_of(each)] > 1 else _fault(each)
+        code, text = (INVALID_REQUEST, why) if why else await _alter_one(call, each, only_validate)
+        results.append(_result(each, code, text or None))
     if not call.connection.closed:
         call.reply({"entries": results})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 from amqpd.auth.internal_backend import AuthenticationRefused
@@ -97,6 +97,7 @@ class KafkaServer(BrokerListener):
         quotas: byte rates of users.
         operations: what operators see of groups and do with them.
         stats: counters for metrics.
+        tasks: of `KafkaClientConnection.start_task`.
         share_sessions, share_groups, share_states, share_streams: of the share groups of all vhosts.
     """
 
@@ -105,6 +106,7 @@ class KafkaServer(BrokerListener):
         self.unopened = unopened
         self.settings: KafkaSettings = broker.settings.kafka
         self.connections: set[KafkaClientConnection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
         self.apis = {api.key: api for api in every_api()}
         self.api_versions_bodies: dict[int, bytes] = {}
         self.pace = Pace(broker.turn, broker.loop.call_soon)
@@ -118,8 +120,6 @@ class KafkaServer(BrokerListener):
         self.share_streams = ShareStreams(broker, self.share_states, self.fetches)
         self.share_sessions = share_sessions.ShareSessions(broker, self.share_streams)
         self.share_groups = share_groups.ShareGroups(broker, self.share_sessions.member_left)
-        # Calls that wait for the end of a resource alarm.
-        self._blocked: list[Callable[[], None]] = []
         broker.clients.append(self)
 
     # -- logins
@@ -183,23 +183,11 @@ class KafkaServer(BrokerListener):
             outcome = {"error": error} if error else {}
             events.emit(f"user.authentication.{'failure' if error else 'success'}", {**about, **outcome}, "")
 
-    # -- alarms
-
-    def when_unblocked(self, call: Callable[[], None]) -> None:
-        """Call the function now, or when the memory or disk alarm that blocks publishers has ended."""
-        if self.broker.alarm_reason:
-            self._blocked.append(call)
-        else:
-            call()
+    # -- BrokerListener
 
     def on_alarm_end(self) -> None:
-        blocked, self._blocked = self._blocked, []
-        for call in blocked:
-            call()
         for connection in list(self.connections):
             connection.on_alarm_end()
-
-    # -- BrokerListener
 
     def listed_connections(self) -> Iterator[ListedConnection]:
         return (cast("ListedConnection", each) for each in self.connections if each.session is not None)
@@ -214,7 +202,7 @@ class KafkaServer(BrokerListener):
         for connection in list(self.connections):
             if connection.session is not None and connection.session.vhost.name == name:
                 connection.close(f"vhost '{name}' was deleted")
-        self.coordinator.vhost_deleted(name)
+        self.coordinator.vhost_deleted()
 
     def on_offsets_lost(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
         self.share_sessions.on_offsets_lost(queue, ranges)

@@ -142,7 +142,7 @@ class ShareGroups:
             if member is None:
                 if len(group.members) >= MEMBERS_MAX:
                     return GROUP_MAX_SIZE_REACHED
-                timer = CallTimer(partial(self.remove, session.vhost, asked.group, asked.member_id))
+                timer = CallTimer(partial(self._on_silence, session.vhost, asked.group, asked.member_id))
                 member = ShareMember(asked.member_id, call.header.client_id, call.connection.peer[0], timer)
                 group.members[asked.member_id] = member
                 group.changed()
@@ -161,6 +161,9 @@ class ShareGroups:
         if member.epoch != group.epoch:
             member.last_epoch, member.epoch = member.epoch, group.epoch
         return member
+
+    def _on_silence(self, vhost: VHost, name: str, member_id: str) -> None:
+        self.remove(vhost, name, member_id)
 
     def remove(self, vhost: VHost, name: str, member_id: str) -> bool:
         """Remove a member that leaves or is silent. Return whether there was one."""

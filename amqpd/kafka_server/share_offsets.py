@@ -6,8 +6,9 @@ while it has no members, and only of topics that the user may read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from amqpd.kafka_server import topics
@@ -143,8 +144,14 @@ class _Change:
         self.topic_id: UUID = NO_ID
 
 
-def _begin(call: Call, group: str, changes: Sequence[_Change], reply: Callable[[int], None]) -> Steps[None]:
-    """Write the changes that are possible, then reply with the error of the whole request."""
+Changes = dict[str, list[_Change]]
+"""By topic, at least one of each."""
+
+
+def _begin(
+    call: Call, group: str, by_topic: Changes, write_errors: Callable[[BodyWriter, list[_Change]], None]
+) -> Steps[None]:
+    """Write the changes that are possible, then answer. write_errors: adds the errors of the changes of a topic."""
     server, vhost = call.connection.server, call.session.vhost
     error = server.coordinator.error_for(group, call.session)
     if error == NONE and server.share_groups.find(vhost, group) is not None:
@@ -152,7 +159,7 @@ def _begin(call: Call, group: str, changes: Sequence[_Change], reply: Callable[[
     if error == NONE and not server.share_states.partitions_of(vhost, group):
         error = GROUP_ID_NOT_FOUND
     if error != NONE:
-        reply(error)
+        _answer(call, error, {}, write_errors)
         return
     open_count = 1
 
@@ -160,14 +167,14 @@ def _begin(call: Call, group: str, changes: Sequence[_Change], reply: Callable[[
         nonlocal open_count
         open_count -= 1
         if open_count == 0 and not call.connection.closed:
-            reply(NONE)
+            _answer(call, NONE, by_topic, write_errors)
 
     def done(change: _Change, safe: bool) -> None:
         if not safe:
             change.error = STORAGE_ERROR
         end_one()
 
-    for change in changes:
+    for change in chain.from_iterable(by_topic.values()):
         yield
         key = OffsetKey(vhost.id, group, change.name, change.partition)
         found = topics.find_partition(call.session, change.name, change.partition, "read")
@@ -187,10 +194,27 @@ def _begin(call: Call, group: str, changes: Sequence[_Change], reply: Callable[[
     end_one()
 
 
+def _answer(
+    call: Call, error: int, by_topic: Changes, write_errors: Callable[[BodyWriter, list[_Change]], None]
+) -> None:
+    writer = BodyWriter(True)
+    writer.int32(0)  # throttle time
+    writer.int16(error)
+    writer.string(None)
+    writer.count(len(by_topic))
+    for name, changes in by_topic.items():
+        writer.string(name)
+        writer.uuid(changes[0].topic_id)
+        write_errors(writer, changes)
+        writer.end()
+    writer.end()
+    call.reply_bytes(bytes(writer.data))
+
+
 def _alter(call: Call) -> Steps[None]:
     reader = RequestReader(call.frame, call.header.size)
     group = reader.text()
-    by_topic: dict[str, list[_Change]] = {}
+    by_topic: Changes = {}
     left = PARTITIONS_MAX
     for _ in range(reader.count(TOPICS_MAX)):
         name = reader.text()
@@ -203,31 +227,22 @@ def _alter(call: Call) -> Steps[None]:
                 yield
         reader.end_struct()
     reader.end_struct()
+    yield from _begin(call, group, by_topic, _write_partition_errors)
 
-    def reply(error: int) -> None:
-        writer = _head(error)
-        shown = {} if error != NONE else by_topic
-        writer.count(len(shown))
-        for name, changes in shown.items():
-            writer.string(name)
-            writer.uuid(changes[0].topic_id)
-            writer.count(len(changes))
-            for change in changes:
-                writer.int32(change.partition)
-                writer.int16(change.error)
-                writer.string(None)
-                writer.end()
-            writer.end()
+
+def _write_partition_errors(writer: BodyWriter, changes: list[_Change]) -> None:
+    writer.count(len(changes))
+    for change in changes:
+        writer.int32(change.partition)
+        writer.int16(change.error)
+        writer.string(None)
         writer.end()
-        call.reply_bytes(bytes(writer.data))
-
-    yield from _begin(call, group, [change for changes in by_topic.values() for change in changes], reply)
 
 
 def _delete(call: Call) -> Steps[None]:
     reader = RequestReader(call.frame, call.header.size)
     group = reader.text()
-    by_topic: dict[str, list[_Change]] = {}
+    by_topic: Changes = {}
     left = PARTITIONS_MAX
     for _ in range(reader.count(TOPICS_MAX)):
         name = reader.text()
@@ -240,29 +255,12 @@ def _delete(call: Call) -> Steps[None]:
         reader.end_struct()
         yield
     reader.end_struct()
-
-    def reply(error: int) -> None:
-        writer = _head(error)
-        shown = {} if error != NONE else by_topic
-        writer.count(len(shown))
-        for name, changes in shown.items():
-            writer.string(name)
-            writer.uuid(changes[0].topic_id)
-            writer.int16(next((change.error for change in changes if change.error), NONE))
-            writer.string(None)
-            writer.end()
-        writer.end()
-        call.reply_bytes(bytes(writer.data))
-
-    yield from _begin(call, group, [change for changes in by_topic.values() for change in changes], reply)
+    yield from _begin(call, group, by_topic, _write_topic_error)
 
 
-def _head(error: int) -> BodyWriter:
-    writer = BodyWriter(True)
-    writer.int32(0)  # throttle time
-    writer.int16(error)
+def _write_topic_error(writer: BodyWriter, changes: list[_Change]) -> None:
+    writer.int16(next((change.error for change in changes if change.error), NONE))
     writer.string(None)
-    return writer
 
 
 APIS: Final = (

@@ -11,7 +11,7 @@ A request with many topics is done in slices, so that other clients have their t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -184,29 +184,39 @@ def _check_replicas(asked: Any) -> None:
 
 
 def _create_topics(call: Call) -> None:
-    request = call.request
-    topics = request.topics or ()
+    draft = _draft(call)
+    names = call.session.vhost if draft is None else draft
+    steps = TopicSteps(call, lambda results: call.reply({"topics": results}))
+    topics = _once(call, lambda each: each.num_partitions)
+    steps.begin([CreateStep(steps, index, each, why, names) for index, (each, why) in enumerate(topics)])
+
+
+def _draft(call: Call) -> Namespace | None:
+    """Return a draft of the vhost for a request that only validates, None for others."""
+    if not call.request.validate_only:
+        return None
+    draft = DeclarationBatch(call.connection.server.broker.vhosts, dry=True).draft(call.session.vhost.name)
+    assert draft is not None  # a client's vhost exists as long as its connection is open
+    return draft
+
+
+def _once(call: Call, count_of: Callable[[Any], int]) -> list[tuple[Any, str]]:
+    """Return the topics of a request, each once, and why the request is invalid for it, or "".
+
+    Args:
+        count_of: returns the number of partitions that a topic shall have.
+
+    Raises: MalformedRequest: too many topics.
+    """
+    topics = call.request.topics or ()
     check_count(len(topics), CREATED_MAX)
-    vhost = call.session.vhost
-    names: Namespace = vhost
-    if request.validate_only:
-        draft = DeclarationBatch(call.connection.server.broker.vhosts, dry=True).draft(vhost.name)
-        assert draft is not None  # a client's vhost exists as long as its connection is open
-        names = draft
     counts = Counter(each.name for each in topics)
     once = {each.name: each for each in topics}
-    limits = _over_limit(each.num_partitions for each in once.values())
-    steps = TopicSteps(call, lambda results: call.reply({"topics": results}))
-    steps.begin(
-        [
-            CreateStep(steps, index, each, why or _twice(name, counts), names)
-            for index, ((name, each), why) in enumerate(zip(once.items(), limits, strict=True))
-        ]
-    )
-
-
-def _twice(name: str | None, counts: Counter[str | None]) -> str:
-    return f"topic '{short_name(name or '')}' is in the request more than once" if counts[name] > 1 else ""
+    found: list[tuple[Any, str]] = []
+    for (name, each), why in zip(once.items(), _over_limit(map(count_of, once.values())), strict=True):
+        twice = f"topic '{short_name(name or '')}' is in the request more than once" if counts[name] > 1 else ""
+        found.append((each, why or twice))
+    return found
 
 
 def _over_limit(partitions: Iterable[int]) -> list[str]:
@@ -338,22 +348,10 @@ class GrowStep(TopicStep):
 
 
 def _create_partitions(call: Call) -> None:
-    request = call.request
-    topics: Sequence[Any] = request.topics or ()
-    check_count(len(topics), CREATED_MAX)
-    draft: Namespace | None = None
-    if request.validate_only:
-        draft = DeclarationBatch(call.connection.server.broker.vhosts, dry=True).draft(call.session.vhost.name)
-    counts = Counter(each.name for each in topics)
-    once = {each.name: each for each in topics}
-    limits = _over_limit(each.count for each in once.values())
+    draft = _draft(call)
     steps = TopicSteps(call, lambda results: call.reply({"results": results}))
-    steps.begin(
-        [
-            GrowStep(steps, index, each, why or _twice(name, counts), draft)
-            for index, ((name, each), why) in enumerate(zip(once.items(), limits, strict=True))
-        ]
-    )
+    topics = _once(call, lambda each: each.count)
+    steps.begin([GrowStep(steps, index, each, why, draft) for index, (each, why) in enumerate(topics)])
 
 
 APIS: Final = (

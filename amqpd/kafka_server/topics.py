@@ -465,7 +465,7 @@ def _bits(operations: frozenset[int]) -> int:
 
 def _describe_cluster(call: Call) -> None:
     request = call.request
-    if call.version >= 1 and request.endpoint_type != _BROKERS:
+    if request.endpoint_type != _BROKERS:
         call.reply(
             {
                 "error_code": UNSUPPORTED_ENDPOINT_TYPE,

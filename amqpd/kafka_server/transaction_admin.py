@@ -84,7 +84,7 @@ def _list_transactions(call: Call) -> Steps[None]:
     unknown = [name for name in request.state_filters if name not in STATE_NAMES]
     wanted = {STATE_NAMES[name] for name in request.state_filters if name in STATE_NAMES}
     producers = set(request.producer_id_filters)
-    longer_ms = request.duration_filter if call.version >= 1 else -1
+    longer_ms = request.duration_filter
     now_ms = coordinator.now_ms()
     found: list[Fields] = []
     for name, each in coordinator.of_vhost(call.session.vhost).items():

@@ -88,11 +88,7 @@ class TransactionEntry:
         self.next: TransactionMetadata | None = None
         self.begun_ms = 0
         self.waiting: list[Callable[[int], None]] = []
-        self._on_time = on_time
-        self.timer = CallTimer(self._fire)
-
-    def _fire(self) -> None:
-        self._on_time(self)
+        self.timer = CallTimer(partial(on_time, self))
 
 
 class TransactionCoordinator:
@@ -175,24 +171,13 @@ class TransactionCoordinator:
         return {name: entry.current for name, entry in entries.items() if entry.current is not None}
 
     def write_error(
-        self, vhost: VHost, transactional_id: str, producer: tuple[int, int], partition: TransactionPartition
+        self, vhost: VHost, transactional_id: str, producer: tuple[int, int], part: TransactionPartition | str
     ) -> int:
-        """Return the error for a Produce. producer: id and epoch."""
-        current = self._while_open(vhost, transactional_id)
-        return current if isinstance(current, int) else transactions.write_error(current, *producer, partition)
-
-    def offsets_error(self, vhost: VHost, transactional_id: str, producer: tuple[int, int], group: str) -> int:
-        """Return the error for a TxnOffsetCommit. producer: id and epoch."""
-        current = self._while_open(vhost, transactional_id)
-        return current if isinstance(current, int) else transactions.offsets_error(current, *producer, group)
-
-    def _while_open(self, vhost: VHost, transactional_id: str) -> TransactionMetadata | int | None:
-        """Return the state, or an error if the transaction is being ended."""
+        """Return the error for a Produce to a partition or a TxnOffsetCommit of a group. producer: id and epoch."""
         entry = self._entries.get(vhost.id, {}).get(transactional_id)
-        if entry is None:
-            return None
-        is_ending = entry.next is not None and entry.next.state is not TransactionState.ONGOING
-        return INVALID_TXN_STATE if is_ending else entry.current
+        if entry is not None and entry.next is not None and entry.next.state is not TransactionState.ONGOING:
+            return INVALID_TXN_STATE  # it is being ended
+        return transactions.write_error(None if entry is None else entry.current, *producer, part)
 
     def now_ms(self) -> int:
         """Return the wall clock, for timestamps."""
@@ -316,9 +301,9 @@ class TransactionCoordinator:
     # -- expiry
 
     def vhost_deleted(self) -> None:
-        """Remove the ids of a deleted vhost soon: the vhost is gone from the table then."""
+        """Remove the ids of a deleted vhost soon."""
         if self._is_ready:
-            self.broker.loop.call_soon(self._sweep_now)
+            self._sweep_now()
 
     def _sweep_now(self) -> None:
         if not self._is_stopped:

@@ -74,15 +74,14 @@ def _init_producer_id(call: Call) -> None:
 def _try_init(call: Call, again: bool) -> None:
     """Initialise the producer. again: after an ongoing transaction was aborted, do so once more."""
     request, coordinator = call.request, _coordinator(call)
-    expects = call.version >= 3
     decided = False
 
     def change(current: TransactionMetadata | None) -> TransactionMetadata | int:
         nonlocal decided
         result = transactions.init_producer(
             current,
-            request.producer_id if expects else -1,
-            request.producer_epoch if expects else -1,
+            request.producer_id,
+            request.producer_epoch,
             request.transaction_timeout_ms,
             new_producer_id(),
             coordinator.now_ms(),
@@ -205,12 +204,12 @@ def _txn_offset_commit(call: Call) -> Steps[None]:
     vhost = call.session.vhost
     if group_offsets.is_too_large(call):
         return
-    results, offsets = yield from group_offsets.collect_offsets(call, epochs_from=2)
+    results, offsets = yield from group_offsets.collect_offsets(call)
     error = coordinator.error_for(request.transactional_id, call.session)
     error = error or groups.error_for(request.group_id, call.session)
     if not error:
         producer = (request.producer_id, request.producer_epoch)
-        error = coordinator.offsets_error(vhost, request.transactional_id, producer, request.group_id)
+        error = coordinator.write_error(vhost, request.transactional_id, producer, request.group_id)
         error = _for_version(call, error, 127) or _member_error(call)
     if not error and not groups.offsets.has_pending_room(request.producer_id, offsets):
         error = INVALID_COMMIT_OFFSET_SIZE
@@ -223,7 +222,7 @@ def _txn_offset_commit(call: Call) -> Steps[None]:
 def _member_error(call: Call) -> int:
     """Return the error of the group for this commit. Producers that are no members send no member id."""
     request = call.request
-    if call.version < 3 or (request.generation_id < 0 and not request.member_id):
+    if request.generation_id < 0 and not request.member_id:
         return NONE
     groups = call.connection.server.coordinator
     entry = groups.find(call.session.vhost, request.group_id)

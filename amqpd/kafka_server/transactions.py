@@ -54,7 +54,8 @@ class TransactionState(enum.Enum):
 
     @property
     def kafka_name(self) -> str:
-        return _NAMES[self]
+        """Return Kafka's name, such as `PrepareCommit`."""
+        return "".join(word.capitalize() for word in self.name.split("_"))
 
     @property
     def is_prepared(self) -> bool:
@@ -62,15 +63,7 @@ class TransactionState(enum.Enum):
         return self in (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 
 
-_NAMES: Final = {
-    TransactionState.EMPTY: "Empty",
-    TransactionState.ONGOING: "Ongoing",
-    TransactionState.PREPARE_COMMIT: "PrepareCommit",
-    TransactionState.PREPARE_ABORT: "PrepareAbort",
-    TransactionState.COMPLETE_COMMIT: "CompleteCommit",
-    TransactionState.COMPLETE_ABORT: "CompleteAbort",
-}
-STATE_NAMES: Final = {name: state for state, name in _NAMES.items()}
+STATE_NAMES: Final = {state.kafka_name: state for state in TransactionState}
 
 
 class TransactionPartition(NamedTuple):
@@ -246,22 +239,11 @@ def complete(current: TransactionMetadata, now_ms: int) -> TransactionMetadata:
 
 
 def write_error(
-    current: TransactionMetadata | None, producer_id: int, epoch: int, partition: TransactionPartition
+    current: TransactionMetadata | None, producer_id: int, epoch: int, part: TransactionPartition | str
 ) -> int:
-    """Return the error for a Produce of this partition, 0 if the transaction has it."""
+    """Return the error for a Produce or TxnOffsetCommit, 0 if the transaction has this partition or group."""
     error = producer_error(current, producer_id, epoch)
     if error or current is None:
         return error
-    if current.state is not TransactionState.ONGOING or partition not in current.partitions:
-        return INVALID_TXN_STATE
-    return 0
-
-
-def offsets_error(current: TransactionMetadata | None, producer_id: int, epoch: int, group: str) -> int:
-    """Return the error for a TxnOffsetCommit of this group, 0 if the transaction has it."""
-    error = producer_error(current, producer_id, epoch)
-    if error or current is None:
-        return error
-    if current.state is not TransactionState.ONGOING or group not in current.groups:
-        return INVALID_TXN_STATE
-    return 0
+    is_known = part in current.groups if isinstance(part, str) else part in current.partitions
+    return 0 if is_known and current.state is TransactionState.ONGOING else INVALID_TXN_STATE

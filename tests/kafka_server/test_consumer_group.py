@@ -90,7 +90,7 @@ class Member:
             "host": "127.0.0.1",
             "user": USER,
         }
-        heartbeat = MemberHeartbeat(self.id, epoch, **(values | fields))
+        heartbeat = MemberHeartbeat("g", self.id, epoch, **(values | fields))
         return self.driver.group.heartbeat(heartbeat, self.driver.topics, self.driver.now)
 
     def apply(self, answer: HeartbeatAnswer) -> HeartbeatAnswer:

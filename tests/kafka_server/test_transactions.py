@@ -18,7 +18,6 @@ from amqpd.kafka_server.transactions import (
     complete,
     end,
     init_producer,
-    offsets_error,
     time_out,
     write_error,
 )
@@ -115,14 +114,14 @@ def test_requests_of_an_unknown_producer_or_an_old_epoch_are_refused() -> None:
         assert add(current, *producer, [P0], [], NOW) == expected
         assert end(current, *producer, True, NOW) == expected
         assert write_error(current, *producer, P0) == expected
-        assert offsets_error(current, *producer, "g") == expected
+        assert write_error(current, *producer, "g") == expected
 
 
 def test_records_and_offsets_need_an_ongoing_transaction_with_their_partition_or_group() -> None:
-    assert write_error(ongoing(), 77, 0, P0) == offsets_error(ongoing(), 77, 0, "g") == 0
-    assert write_error(ongoing(), 77, 0, P1) == offsets_error(ongoing(), 77, 0, "h") == 48
+    assert write_error(ongoing(), 77, 0, P0) == write_error(ongoing(), 77, 0, "g") == 0
+    assert write_error(ongoing(), 77, 0, P1) == write_error(ongoing(), 77, 0, "h") == 48
     assert write_error(ongoing(), 77, 0, P0._replace(queue_id=bytes(16))) == 48, "a new topic of the name"
-    assert write_error(prepared(True), 77, 0, P0) == offsets_error(prepared(False), 77, 0, "g") == 48
+    assert write_error(prepared(True), 77, 0, P0) == write_error(prepared(False), 77, 0, "g") == 48
 
 
 def test_time_out_counts_from_the_first_partition() -> None:
