@@ -145,6 +145,16 @@ class KafkaReader:
                 await patience.wait(why)
         return found
 
+    async def next_existing(self, topic: str, number: int, offset: int) -> int:
+        """Return the partition's first offset if all records from `offset` to there are deleted, else `offset`.
+
+        Raises: as `offsets`.
+        """
+        first = (await self.offsets(topic, [number], EARLIEST))[number]
+        if first > offset:
+            logger.warning("%s %d begins at %d, the records from %d on are deleted", topic, number, first, offset)
+        return max(first, offset)
+
     async def _offsets(self, topic: str, leader: int, numbers: list[int], when: int) -> list[tuple[int, int, int]]:
         """Ask one broker. Return (partition, code, offset) of each."""
         connection = await self.brokers.connection(leader)
@@ -172,9 +182,8 @@ class KafkaReader:
         topic, number = found.topic.decode(), int(found.partition)
         row = code_of(found.code)
         if found.code == _OUT_OF_RANGE:
-            first = (await self.offsets(topic, [number], EARLIEST))[number]
+            first = await self.next_existing(topic, number, offset)
             if first > offset:
-                logger.warning("%s %d begins at %d, the records from %d on are deleted", topic, number, first, offset)
                 return first
         elif row.remedy == PARTITION:
             raise KafkaRefused(f"{topic} {number}: {row.name}")
@@ -186,16 +195,6 @@ class KafkaReader:
         """Close the connections; running reads raise KafkaDisconnected."""
         if self._own:
             await self.brokers.close()
-
-
-async def read(access: KafkaAccess, topic: str, number: int, start: int, end: int) -> AsyncIterator[bytes]:
-    """Yield batches as `KafkaReader.read`, with a new reader."""
-    reader = KafkaReader(access)
-    try:
-        async for batch in reader.read(topic, number, start, end):
-            yield batch
-    finally:
-        await reader.close()
 
 
 class FollowedPartition:
@@ -429,15 +428,8 @@ class TopicFollower:
     async def _handle_error(self, followed: FollowedPartition, found: Fetched) -> None:
         row = code_of(found.code)
         if found.code == _OUT_OF_RANGE:
-            first = (await self._reader.offsets(followed.topic, [followed.number], EARLIEST))[followed.number]
+            first = await self._reader.next_existing(followed.topic, followed.number, followed.next_offset)
             if first > followed.next_offset:
-                logger.warning(
-                    "%s %d begins at %d, the records from %d on are deleted",
-                    followed.topic,
-                    followed.number,
-                    first,
-                    followed.next_offset,
-                )
                 followed.advance(first)
                 return
         level = logging.INFO if row.remedy == LEADER else logging.ERROR

@@ -254,7 +254,7 @@ class CompactedLog:
             if count > 1:
                 store.end_transaction()
         except (LogFailed, OSError) as error:
-            self._refuse(error, done)
+            self._end_change(done, error)
             return
         self._wait(offset, done)
 
@@ -281,7 +281,7 @@ class CompactedLog:
         try:
             store.append_prepared(change.prepared)
         except (LogFailed, OSError) as error:
-            self._refuse(error, change.done)
+            self._end_change(change.done, error)
             return
         self._wait(store.next_offset - 1, change.done)
 
@@ -290,19 +290,15 @@ class CompactedLog:
         self._turn.schedule()
         self._store.when_safe(offset, partial(self._appended, done))
 
-    def _refuse(self, error: Exception, done: Callable[[bool], None]) -> None:
-        self._on_refused(error)
-        self._end_change(done, False)
-
     def _appended(self, done: Callable[[bool], None], safe: bool) -> None:
-        if not safe:
-            self._on_refused(OSError("the write or its sync failed"))
-        self._end_change(done, safe)
+        self._end_change(done, None if safe else OSError("the write or its sync failed"))
         self._turn.schedule()
 
-    def _end_change(self, done: Callable[[bool], None], safe: bool) -> None:
+    def _end_change(self, done: Callable[[bool], None], error: Exception | None) -> None:
+        if error is not None:
+            log.error("the %s cannot be changed: %s", self.content, error)
         self._open_changes -= 1
-        done(safe)
+        done(error is None)
 
     def after_changes(self, call: Callable[[], None]) -> None:
         """Call the function when all changes so far are visible or have failed: at once if there are none."""
@@ -313,9 +309,6 @@ class CompactedLog:
             call()
         else:
             store.when_safe(store.next_offset - 1, lambda _safe: call())
-
-    def _on_refused(self, error: Exception) -> None:
-        log.error("the %s cannot be changed: %s", self.content, error)
 
     def stop(self) -> None:
         """Read and append nothing more: the broker stops. Changes that are appended are still synced and answered."""

@@ -36,6 +36,7 @@ from amqpd.kafka_server.messages import (
     GROUP_ID_NOT_FOUND,
     INVALID_REGULAR_EXPRESSION,
     INVALID_REQUEST,
+    NAME_MAX,
     NONE,
     POLICY_VIOLATION,
     TOPIC_AUTHORIZATION_FAILED,
@@ -47,8 +48,6 @@ from amqpd.kafka_server.pace import Steps
 if TYPE_CHECKING:
     from amqpd.kafka_server.coordinator import GroupCoordinator
 
-NAME_MAX: Final = 255
-"""Characters of a member id, an instance id or a rack."""
 GROUPS_MAX: Final = 1000
 """Groups that one ConsumerGroupDescribe may name."""
 DESCRIBED_BYTES_MAX: Final = 32 << 20

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.kafka_server.assignors import Partition, Partitions
 from amqpd.kafka_server.consumer_group import MemberHeartbeat
-from amqpd.kafka_server.messages import NONE, MalformedRequest, RequestHeader
+from amqpd.kafka_server.messages import NONE, NOT_ASKED, MalformedRequest, RequestHeader
 from amqpd.kafka_server.pace import Steps
 from amqpd.kafka_server.request_reader import UUID_SIZE, BodyWriter, RequestReader
 
@@ -28,7 +28,6 @@ NAMES_MAX: Final = 25_000
 NAMES_PER_STEP: Final = 32
 PARTITIONS_PER_STEP: Final = 1000
 
-_NOT_ASKED: Final = -(1 << 31)
 _CONSUMER_PROTOCOL: Final = 1
 """Member type: it uses the consumer protocol."""
 
@@ -180,7 +179,7 @@ def encode_describe(
             yield
             target = group.targets.get(member.id, frozenset()) if group is not None else frozenset()
             _write_member(writer, version, member, target, names_of)
-        writer.int32(_NOT_ASKED)  # authorized operations
+        writer.int32(NOT_ASKED)  # authorized operations
         writer.end()
         yield
     writer.end()

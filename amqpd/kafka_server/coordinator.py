@@ -39,6 +39,7 @@ from amqpd.kafka_server.messages import (
     INVALID_GROUP_ID,
     INVALID_REQUEST,
     INVALID_SESSION_TIMEOUT,
+    NAME_MAX,
     NODE_ID,
     NONE,
     POLICY_VIOLATION,
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
     from amqpd.broker.session import Session
     from amqpd.broker.vhost.vhost import VHost
 
-NAME_MAX: Final = 255
-"""Characters of a group's name, a member id or a group.instance.id."""
 PROTOCOLS_MAX: Final = 100
 SESSION_TIMEOUT_MS_MIN: Final = 6_000
 SESSION_TIMEOUT_MS_MAX: Final = 30 * 60_000

@@ -1,6 +1,6 @@
 """Groups as a whole: DescribeGroups, ListGroups, DeleteGroups.
 
-All of them are about the groups of the session's vhost, and need no permission (see coordinator.py).
+All of them are about the groups of the session's vhost. Permissions: see coordinator.py.
 """
 
 from __future__ import annotations

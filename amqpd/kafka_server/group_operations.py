@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from amqpd.broker.queue.log_opener import opened
 from amqpd.errors import NotFound, PreconditionFailed, ResourceError
 from amqpd.kafka_server.committed_offsets import CommittedOffset, OffsetKey
 from amqpd.kafka_server.group_listing import GroupListing, partitions_of, summary_of
 from amqpd.kafka_server.list_offsets import SCAN_BATCHES_MAX
+from amqpd.kafka_server.messages import NAME_MAX
 from amqpd.kafka_server.topics import partition_queue
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from amqpd.kafka_server.coordinator import GroupCoordinator, GroupEntry
     from amqpd.kafka_server.fetch import WaitingFetches
     from amqpd.storage.queue_log import QueueLog
-
-GROUP_NAME_MAX: Final = 255
 
 
 class OffsetChange(NamedTuple):
@@ -63,8 +62,8 @@ class GroupOperations:
         Raises: NotFound; PreconditionFailed: members, a bad name, or no offset to shift; ResourceError; OSError.
         """
         self._check_loaded()
-        if not 0 < len(name) <= GROUP_NAME_MAX:
-            raise PreconditionFailed(f"the name of a group has 1 to {GROUP_NAME_MAX} characters")
+        if not 0 < len(name) <= NAME_MAX:
+            raise PreconditionFailed(f"the name of a group has 1 to {NAME_MAX} characters")
         self._check_unused(name, self._coordinator.find(vhost, name))
         changes: list[OffsetChange] = []
         for index in partitions_of(vhost, topic) if partition is None else [partition]:

@@ -101,6 +101,11 @@ The batches of a log have the epoch of the process that wrote them. A client tha
 with a committed offset, ignores metadata with a lower one and waits for the new leader.
 """
 
+NAME_MAX: Final = 255
+"""Characters of the name of a group, and of the id of a member, an instance or a rack."""
+NOT_ASKED: Final = -(1 << 31)
+"""In place of the authorized operations."""
+
 API_VERSIONS: Final = 18
 
 _HEADER: Final = struct.Struct(">hhih")

@@ -24,6 +24,7 @@ from amqpd.kafka_server.messages import (
     NO_EPOCH,
     NODE_ID,
     NONE,
+    NOT_ASKED,
     OFFSET_OUT_OF_RANGE,
     POLICY_VIOLATION,
     REQUEST_TIMED_OUT,
@@ -319,9 +320,7 @@ def _write_described(
         for _ in ("eligible leaders", "last known eligible leaders", "offline replicas"):
             writer.count(0)
         writer.end()
-    writer.int32(
-        topics.operation_bits(session, name) if isinstance(topic, topics.PartitionedTopic) else topics.NOT_ASKED
-    )
+    writer.int32(topics.operation_bits(session, name) if isinstance(topic, topics.PartitionedTopic) else NOT_ASKED)
     writer.end()
 
 

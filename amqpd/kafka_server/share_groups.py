@@ -29,7 +29,9 @@ from amqpd.kafka_server.messages import (
     GROUP_ID_NOT_FOUND,
     GROUP_MAX_SIZE_REACHED,
     INVALID_REQUEST,
+    NAME_MAX,
     NONE,
+    NOT_ASKED,
     POLICY_VIOLATION,
     TOPIC_AUTHORIZATION_FAILED,
     UNKNOWN_MEMBER_ID,
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
     from amqpd.broker.vhost.vhost import VHost
 
-NAME_MAX: Final = 255
 MEMBERS_MAX: Final = 1000
 """Members of a group."""
 GROUPS_MAX: Final = 10_000
@@ -54,7 +55,6 @@ LEAVE: Final = -1
 EPOCH_MAX: Final = 0x7FFF_FFFF
 LOADING: Final = (COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE)
 """A member may leave meanwhile."""
-_NOT_ASKED: Final = -(1 << 31)
 
 
 class Heartbeat(NamedTuple):
@@ -345,7 +345,7 @@ def _describe_group(writer: BodyWriter, name: str, group: ShareGroup | None, err
             writer.string(topic)
         _write_assignment(writer, member, True)
         writer.end()
-    writer.int32(_NOT_ASKED)
+    writer.int32(NOT_ASKED)
     writer.end()
 
 

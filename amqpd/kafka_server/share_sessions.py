@@ -19,9 +19,9 @@ belongs to the connection that began it. The epoch of each request must be the n
     no topic, no permission, a failed log    100, 29, 56 for the topic
     a queue in exclusive use                 29 TOPIC_AUTHORIZATION_FAILED, with a text
 
-What a session has acquired is released when it ends: also when its connection closes, when its group is deleted, or
-LEFT_MS after the member has left the group or expired. librdkafka leaves by another connection than that of its last
-acknowledgements.
+What a session has acquired is released when it ends: also when its connection closes, or when its group is deleted. The
+session of a member that has left the group or expired ends LEFT_MS later. librdkafka leaves by another connection than
+that of its last acknowledgements.
 
 A ShareFetch waits until there is something for it or its time is over; the records that arrive in a turn of the event
 loop are answered in that turn. Only the first unanswered request of a connection acquires records, so that a
@@ -46,6 +46,7 @@ from amqpd.kafka_server.messages import (
     INVALID_GROUP_ID,
     INVALID_REQUEST,
     INVALID_SHARE_SESSION_EPOCH,
+    NAME_MAX,
     NONE,
     NOT_LEADER_OR_FOLLOWER,
     SHARE_SESSION_LIMIT_REACHED,
@@ -84,7 +85,6 @@ log = logging.getLogger(__name__)
 
 SESSIONS_MAX: Final = 10
 """Sessions of one connection."""
-NAME_MAX: Final = 255
 RESPONSE_BYTES_MAX: Final = 16 << 20
 WAIT_MS_MAX: Final = 300_000
 FINAL: Final = -1

@@ -35,6 +35,7 @@ from amqpd.kafka_server.messages import (
     NO_EPOCH,
     NODE_ID,
     NONE,
+    NOT_ASKED,
     STORAGE_ERROR,
     TOPIC_AUTHORIZATION_FAILED,
     UNKNOWN_TOPIC_ID,
@@ -75,8 +76,6 @@ _GRANTS: Final[tuple[tuple[Permission, frozenset[int]], ...]] = (
 )
 # CreateTopics checks the names, so every user may try.
 _CLUSTER_GRANTS: Final = frozenset({CREATE, DESCRIBE, DESCRIBE_CONFIGS, IDEMPOTENT_WRITE})
-NOT_ASKED: Final = -(1 << 31)
-"""In place of the authorized operations."""
 _BROKERS: Final = 1
 """The endpoint type of DescribeCluster."""
 

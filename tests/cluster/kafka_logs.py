@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,6 +13,7 @@ from librt.strings import BytesWriter
 
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.connection import open_connection
+from amqpd.kafka.consumer import KafkaReader
 from amqpd.kafka.partition import Partition
 from amqpd.kafka.producer import KafkaProducer, fetch_any_metadata
 from amqpd.kafka.requests import Fetched, FetchPlace, ProducerId, decode_fetch, encode_fetch
@@ -35,6 +37,16 @@ MAGIC_AT = 16
 
 Row = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes]], int]
 """Offset, key, value, headers, timestamp."""
+
+
+async def read(access: KafkaAccess, topic: str, number: int, start: int, end: int) -> AsyncIterator[bytes]:
+    """Yield batches as `KafkaReader.read`, with a new reader."""
+    reader = KafkaReader(access)
+    try:
+        async for batch in reader.read(topic, number, start, end):
+            yield batch
+    finally:
+        await reader.close()
 
 
 class Logs:

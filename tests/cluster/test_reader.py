@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 from fake_kafka import FETCH, METADATA, FakeKafka
-from kafka_logs import create_topic
+from kafka_logs import create_topic, read
 from kafka_rig import Kafka
 from librt.strings import BytesWriter
 
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.connection import KafkaDisconnected
-from amqpd.kafka.consumer import FollowedPartition, KafkaReader, TopicFollower, read
+from amqpd.kafka.consumer import FollowedPartition, KafkaReader, TopicFollower
 from amqpd.kafka.keyed_records import KeyedRecord, StoredRecord, keyed_batch, keyed_records
 from amqpd.kafka.partition import UNKNOWN
 from amqpd.kafka.producer import KafkaProducer, KafkaRefused, take_over

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fake_kafka import FakeKafka
-from kafka_logs import create_topic
+from kafka_logs import create_topic, read
 from kafka_rig import Kafka
 from slot_of import (
     META,
@@ -36,7 +36,6 @@ from amqpd.kafka import producer
 from amqpd.kafka.admin import ClusterOptions, TopicAdmin
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.connection import KafkaDisconnected
-from amqpd.kafka.consumer import read
 from amqpd.kafka.producer import KafkaRefused, init_producer_id
 from amqpd.protocol.field_table import encode_table
 from amqpd.storage.log.batch import BatchHeader
