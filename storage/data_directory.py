@@ -153,10 +153,18 @@ class DataDirectory:
         """Return the directories down to the one of the queue, outermost first."""
         above = self._chains.get(vhost_id)
         if above is None:  # cached: a hundred thousand queues share these strings
-            vhosts = f"{self.path}/vhosts"
-            above = [self.path, vhosts, f"{vhosts}/{vhost_id}", f"{vhosts}/{vhost_id}/queues"]
-            self._chains[vhost_id] = above
+            vhost = self.vhost_chain(vhost_id)
+            above = self._chains[vhost_id] = [*vhost, f"{vhost[-1]}/queues"]
         return [*above, f"{above[3]}/{queue_id}"]
+
+    def vhost_chain(self, vhost_id: str) -> list[str]:
+        """Return the directories down to the one of the vhost, outermost first."""
+        vhosts = f"{self.path}/vhosts"
+        return [self.path, vhosts, f"{vhosts}/{vhost_id}"]
+
+    def forget_vhost(self, vhost_id: str) -> None:
+        """Drop the cached paths of a deleted vhost."""
+        self._chains.pop(vhost_id, None)
 
     def set_aside(self, vhost_id: str, queue_id: str) -> str:
         filesystem = self._filesystem

@@ -63,7 +63,11 @@ TIMEOUT_MS_MAX: Final = 900_000
 """Kafka: transaction.max.timeout.ms."""
 IDS_KEPT_MS: Final = 7 * 24 * 3_600_000
 """Kafka: transactional.id.expiration.ms."""
+IDS_KEPT_FULL_MS: Final = 3_600_000
+"""The same in a vhost with IDS_MAX ids, so that new ones have room."""
 SWEEP_MS: Final = 3_600_000
+FULL_SWEEP_MS: Final = 60_000
+"""The shortest time between two searches for such ids."""
 SWEEP_IDS: Final = 200
 """Transactional ids that one turn of the event loop looks at."""
 RETRY_MS: Final = 1000
@@ -112,6 +116,7 @@ class TransactionCoordinator:
         self._is_stopped = False
         self._sweep_timer = CallTimer(self._sweep)
         self._unswept: deque[TransactionKey] = deque()
+        self._next_full_sweep_ms = 0
 
     def start(self) -> None:
         """Begin to read the log. The first request does it, too."""
@@ -208,13 +213,25 @@ class TransactionCoordinator:
         if isinstance(result, int) or result is current:
             done(result if isinstance(result, int) else NONE)
             return
-        is_full = entry is None and len(self._entries.get(vhost.id, {})) >= IDS_MAX
-        if is_full or self._part_count + _part_count(result) - _part_count(current) > PARTS_MAX:
+        part_count = self._part_count + _part_count(result) - _part_count(current)
+        if part_count > PARTS_MAX or (entry is None and not self._has_room(vhost.id)):
             done(POLICY_VIOLATION)
             return
         if entry is None:
             entry = self._add((vhost.id, transactional_id))
         self._write(entry, result, done)
+
+    def _has_room(self, vhost_id: str) -> bool:
+        """Return whether a vhost may have one more id. Cost: if it is full, 1 us per id every FULL_SWEEP_MS."""
+        now_ms = self.broker.timers.now_ms()
+        if self._is_full(vhost_id) and now_ms >= self._next_full_sweep_ms:
+            self._next_full_sweep_ms = now_ms + FULL_SWEEP_MS
+            full = [entry for entry in self._all() if self._is_full(entry.key[0])]
+            self._remove([entry for entry in full if self._has_expired(entry, IDS_KEPT_FULL_MS)])
+        return not self._is_full(vhost_id)
+
+    def _is_full(self, vhost_id: str) -> bool:
+        return len(self._entries.get(vhost_id, ())) >= IDS_MAX
 
     def _write(self, entry: TransactionEntry, transaction: TransactionMetadata, done: Callable[[int], None]) -> None:
         entry.next = transaction
@@ -226,7 +243,7 @@ class TransactionCoordinator:
         entry.next = None
         if not safe:
             if entry.current is None:
-                self._entries.get(entry.key[0], {}).pop(entry.key[1], None)
+                self._forget(entry)
             done(COORDINATOR_NOT_AVAILABLE)
             return
         self._set(entry, transaction)
@@ -310,12 +327,34 @@ class TransactionCoordinator:
             self._unswept.clear()
             self.broker.timers.arm(self._sweep_timer, self.broker.timers.now_ms())
 
+    def _has_expired(self, entry: TransactionEntry, kept_ms: int) -> bool:
+        current = entry.current
+        if current is None or entry.next is not None or not current.is_idle:
+            return False
+        return self.broker.timers.agreed_ms() - current.update_ms >= kept_ms
+
+    def _remove(self, gone: list[TransactionEntry]) -> None:
+        """Remove ids. A producer that still uses one of them gets 49, INVALID_PRODUCER_ID_MAPPING."""
+        for entry in gone:
+            self.broker.timers.cancel(entry.timer)
+            self._set(entry, None)
+            self._forget(entry)
+        if gone:
+            self._log.remove([entry.key for entry in gone], _ignore)
+
+    def _forget(self, entry: TransactionEntry) -> None:
+        vhost_id, transactional_id = entry.key
+        entries = self._entries[vhost_id]
+        del entries[transactional_id]
+        if not entries:
+            del self._entries[vhost_id]
+
     def _sweep(self) -> None:
         """Remove some ids that have expired or whose vhost was deleted, and continue soon or after SWEEP_MS."""
         if not self._unswept:
             self._unswept.extend(entry.key for entry in self._all())
         vhost_ids = {vhost.id for vhost in self.broker.vhosts.values()}
-        gone: list[TransactionKey] = []
+        gone: list[TransactionEntry] = []
         for _ in range(min(SWEEP_IDS, len(self._unswept))):
             key = self._unswept.popleft()
             entry = self._entries.get(key[0], {}).get(key[1])
@@ -325,14 +364,10 @@ class TransactionCoordinator:
             if key[0] not in vhost_ids:
                 for group in current.groups:
                     self.offsets.complete(key[0], group, current.producer_id, False, _ignore)
-            elif not current.is_idle or self.broker.timers.agreed_ms() - current.update_ms < IDS_KEPT_MS:
-                continue
-            gone.append(key)
-            self.broker.timers.cancel(entry.timer)
-            self._set(entry, None)
-            del self._entries[key[0]][key[1]]
-        if gone:
-            self._log.remove(gone, _ignore)
+                gone.append(entry)
+            elif self._has_expired(entry, IDS_KEPT_MS):
+                gone.append(entry)
+        self._remove(gone)
         timers = self.broker.timers
         timers.arm(self._sweep_timer, timers.now_ms() + (0 if self._unswept else SWEEP_MS))
 

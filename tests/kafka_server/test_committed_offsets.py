@@ -7,9 +7,10 @@ import shutil
 import struct
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,8 @@ from amqpd.kafka_server.committed_offsets import (
     encode_key,
     encode_value,
 )
-from amqpd.kafka_server.compacted_log import RETRY_MS, LogHost
+from amqpd.kafka_server.compacted_log import RETRY_MS, LogHost, LogRecord
+from amqpd.kafka_server.share_states import CHECKED_PER_TURN, ShareStates, StoredState
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.storage import Storage
 
@@ -422,3 +424,30 @@ def test_changes_that_came_before_are_visible_to_who_waits_for_them(tmp_path: Pa
     lab.run()
     assert found[1:] == [{"g": 7}]
     lab.storage.close(clean=True)
+
+
+def test_states_of_a_deleted_vhost_are_removed_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Share groups have as many states as fit into 64 MiB: 100,000 of them held the loop for two seconds."""
+    lab = Lab(tmp_path)
+    broker: Any = SimpleNamespace(vhosts={})
+    states = ShareStates(lab.offsets, broker)
+    written: list[bool] = []
+    for number in range(2 * CHECKED_PER_TURN + 1):
+        states.write(OffsetKey("v", f"g{number}", "t", 0), StoredState(bytes(16), b""), written.append)
+    lab.run()
+    assert written == [True] * (2 * CHECKED_PER_TURN + 1)
+    removed: list[int] = []
+    append = lab.offsets.append
+
+    def counted(count: int, records: Iterable[LogRecord], done: Callable[[bool], None]) -> None:
+        removed.append(count)
+        append(count, records, done)
+
+    monkeypatch.setattr(lab.offsets, "append", counted)
+    states.remove_void()
+    assert sum(removed) == CHECKED_PER_TURN
+    states.remove_void()  # another vhost is deleted meanwhile
+    lab.run()
+    assert list(states._keys()) == []
+    assert max(removed) <= CHECKED_PER_TURN
+    lab.storage.close(clean=False)

@@ -16,6 +16,7 @@ from amqpd.broker.flow import timers
 from amqpd.kafka_server import transaction_coordinator, transactions
 from amqpd.kafka_server.committed_offsets import CommittedOffset, OffsetKey
 from amqpd.kafka_server.transaction_coordinator import (
+    IDS_KEPT_FULL_MS,
     IDS_KEPT_MS,
     RETRY_MS,
     SWEEP_MS,
@@ -278,6 +279,34 @@ def test_ids_and_their_partitions_are_limited(office: Office, monkeypatch: pytes
     assert add == [44], "two of the three are in use"
     assert office.end(name="a") == [0]
     assert office.change(lambda current: transactions.add(current, 77, 0, [GONE], ["g"], 1), "b") == [0]
+
+
+def test_ids_that_are_idle_for_an_hour_make_room_in_a_full_vhost(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients with a new id for each run, such as Flink's, would otherwise be refused for a week."""
+    monkeypatch.setattr(transaction_coordinator, "IDS_MAX", 3)
+    assert office.init("idle") == [0]
+    office.begin("open", 900_000)
+    office.timers.clock.now_ms += IDS_KEPT_FULL_MS
+    assert office.init("young") == [0]
+    assert office.init("new") == [0]
+    assert office.state("idle") is None
+    assert office.state("open") is TransactionState.ONGOING
+    assert office.state("young") is TransactionState.EMPTY
+    assert office.init("refused") == [44], "all are in use, or were a moment ago"
+    office = office.restart()
+    assert office.state("idle") is None
+    assert office.state("new") is TransactionState.EMPTY
+
+
+def test_a_deleted_vhost_leaves_nothing_in_memory(office: Office) -> None:
+    assert office.init() == [0]
+    office.coordinator.vhost_deleted()
+    office.broker.vhosts.clear()
+    office.lab.run()
+    office.move(0)
+    assert office.coordinator._entries == {}
 
 
 def test_requests_wait_until_both_logs_are_read(tmp_path: Path) -> None:

@@ -190,6 +190,37 @@ def test_open_soon_after_a_torn_tail_was_synced(tmp_path: Path, loop: Loop) -> N
     storage.close(clean=False)
 
 
+def test_deleted_vhosts_and_their_directories_leave_nothing_in_memory(storage: Storage, loop: Loop) -> None:
+    """Ids are never used again, so a path that is kept would stay until the broker stops."""
+
+    def write(*stores: LocalLog) -> None:
+        seen = len(loop.commits)
+        for store in stores:
+            store.append_parts(ROUTE, b"", b"x", True)
+        storage.commits.end_of_turn()
+        loop.run_until(lambda: len(loop.commits) > seen)
+
+    def use_and_delete(vhost_id: str) -> None:
+        done: list[None] = []
+        _, store = storage.create_queue(vhost_id, "q", "/")
+        chain = storage.delay_chain(vhost_id, "x", "bucket")
+        bucket = storage.create_log(chain, "bucket", "/", vhost_id)
+        write(store, bucket)
+        assert chain[-2] in storage.filesystem.safe_directories
+        storage.retire_directory(chain[:-1], [bucket], lambda: done.append(None))
+        loop.run_until(lambda: len(done) == 1)
+        assert chain[-2] not in storage.filesystem.safe_directories
+        storage.retire_vhost(vhost_id, [store], lambda: done.append(None))
+        loop.run_until(lambda: len(done) == 2)
+
+    write(storage.create_queue("kept", "q", "/")[1])
+    safe = set(storage.filesystem.safe_directories)
+    for number in range(3):
+        use_and_delete(f"v{number}")
+    assert storage.filesystem.safe_directories == safe != set()
+    assert list(storage._data_directory._chains) == ["kept"]
+
+
 def test_survey_finds_known_unknown_and_deleted_queues(tmp_path: Path, loop: Loop) -> None:
     storage = Storage(tmp_path, post=loop.post)
     known, store = storage.create_queue("v", "known", "/")
