@@ -3,9 +3,9 @@ files.
 
 A timer calls `maintain` on the loop. It starts a round over all logs and yields to the loop after each SLICE_S.
 Retention costs a step per segment. A roll writes at once, as in an append; the fsync thread deletes files. A
-cleaning (compaction.py) has its own thread; only the dirtiest log is cleaned at a time. Then the loop replaces the
-segments and the fsync thread renames the files. During a cleaning nothing of that log is removed, and deletion of
-its queue waits until the cleaner stops.
+cleaning (compaction.py) has its own thread. One log is cleaned at a time: each log that a round finds dirty once, the
+dirtiest first. Then the loop replaces the segments and the fsync thread renames the files. During a cleaning nothing of
+that log is removed, and deletion of its queue waits until the cleaner stops.
 
 A stop of the broker waits only until the cleaner notices it; the next start completes the segments that are ready.
 """
@@ -16,6 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
+from operator import itemgetter
 
 from amqpd.storage import compaction, retention
 from amqpd.storage.clock_watch import ClockWatch
@@ -62,8 +63,9 @@ class LogMaintenance:
         self._boot = boot
         self._segment_age_ms = segment_age_ms
         self._inline = inline
-        self._round: list[LocalLog] = []
         self._remaining: list[LocalLog] = []  # of the round
+        self._found: list[tuple[float, LocalLog]] = []  # dirty logs of the round, with their dirty ratios
+        self._uncleaned: list[tuple[float, LocalLog]] = []  # those of the last round, the dirtiest last
         self._due: list[str] = []
         self._store: LocalLog | None = None  # being cleaned
         self._cleaning: Cleaning | None = None
@@ -79,8 +81,7 @@ class LogMaintenance:
         """
         if self._stopped or self._remaining:
             return
-        self._round = list(stores)
-        self._remaining = list(self._round)
+        self._remaining = list(stores)
         self._run_slice()
 
     def _run_slice(self) -> None:
@@ -90,16 +91,19 @@ class LogMaintenance:
         now_ms = self._watch.agreed_ms()
         began = clock.monotonic()
         while self._remaining:
-            self._maintain_log(self._remaining.pop(), now_ms)
+            store = self._remaining.pop()
+            self._maintain_log(store, now_ms)
+            cleaning = self._plan_cleaning(store, now_ms)
+            if cleaning is not None:
+                self._found.append((cleaning.dirty_ratio, store))
             if self._remaining and not self._inline and clock.monotonic() - began >= SLICE_S:
                 self._post(self._run_slice)
                 return
         due, self._due = self._due, []
         if due:
             self._committer.submit(Task(lambda: self._unlink(due), _nothing))
-        stores, self._round = self._round, []
-        if self._store is None:
-            self._clean_dirtiest(stores, now_ms)
+        self._uncleaned, self._found = sorted(self._found, key=itemgetter(0)), []
+        self._clean_next()
 
     def _maintain_log(self, store: LocalLog, now_ms: int) -> None:
         log = store.log
@@ -133,27 +137,36 @@ class LogMaintenance:
 
     # -- cleaning
 
-    def _clean_dirtiest(self, stores: Iterable[LocalLog], now_ms: int) -> None:
-        best: Cleaning | None = None
-        for store in stores:
-            policy = store.log.policy
-            if policy is None or policy.compaction is None or store.failed or not store.ready:
-                continue
-            found = compaction.plan_cleaning(store.log, policy.compaction, now_ms, self._boot)
-            if found is not None and (best is None or found.dirty_ratio > best.dirty_ratio):
-                best, self._store = found, store
-        if best is None:
-            return
+    def _plan_cleaning(self, store: LocalLog, now_ms: int) -> Cleaning | None:
+        policy = store.log.policy
+        if policy is None or policy.compaction is None or store.deleted or store.failed or not store.ready:
+            return None
+        if store is self._store:
+            return None
+        return compaction.plan_cleaning(store.log, policy.compaction, now_ms, self._boot)
+
+    def _clean_next(self) -> None:
+        """Clean the dirtiest log that the last round has found and that was not cleaned since."""
         journal = self._committer.journal
-        if journal is not None and journal.stopped:  # it has data of segments that must keep their names
-            self._store = None
+        if self._stopped or self._store is not None:
             return
-        best.log.cleaning = True
-        self._cleaning = best
+        if journal is not None and journal.stopped:  # it has data of segments that must keep their names
+            return
+        while self._uncleaned:
+            store = self._uncleaned.pop()[1]
+            cleaning = self._plan_cleaning(store, self._watch.agreed_ms())
+            if cleaning is not None:
+                self._begin_cleaning(store, cleaning)
+                return
+
+    def _begin_cleaning(self, store: LocalLog, cleaning: Cleaning) -> None:
+        cleaning.log.cleaning = True
+        self._store = store
+        self._cleaning = cleaning
         if self._inline:
-            self._run(best)
+            self._run(cleaning)
         else:
-            self._thread = threading.Thread(target=self._run, args=(best,), name="amqpd-cleaner", daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(cleaning,), name="amqpd-cleaner", daemon=True)
             self._thread.start()
 
     def _run(self, cleaning: Cleaning) -> None:
@@ -259,6 +272,7 @@ class LogMaintenance:
         waiting, self._waiting = self._waiting, []
         for action in waiting:
             action()
+        self._clean_next()
 
     def _wake(self, store: LocalLog) -> None:
         if store.log.dirty:

@@ -321,6 +321,31 @@ def test_damaged_log_is_not_cleaned(twin: Twin) -> None:
     assert len(twin.harness.offsets()) == 145
 
 
+def test_round_cleans_all_dirty_logs_once_also_after_a_damaged_one(twin: Twin) -> None:
+    """With one log a round, a hundred logs had 100 minutes of garbage each, and a damaged one kept all others dirty."""
+    harness = twin.harness
+    twin.fill(30)
+    stores = [harness.store]
+    for number in range(3):
+        _, store = harness.storage.create_queue("v", f"other-{number}", "/")
+        harness.storage.set_policy(store, COMPACT)
+        for turn in range(100 - number):
+            store.append_parts(RecordRoute(b"events", b"k%d" % (turn % 3)), b"\x10\x00\x02", b"." * 100, True)
+            harness.end_turn()
+        stores.append(store)
+    damaged = stores[2].log.directory
+    name = sorted(each for each in harness.filesystem.listdir(damaged) if each.endswith(".log"))[1]
+    harness.filesystem._get(f"{damaged}/{name}").data[300] ^= 1
+    sealed = [store.record_count for store in stores]
+    for _ in range(2):
+        maintain(harness)
+        counts = [store.record_count for store in stores]
+        is_cleaned = [count < before / 2 for count, before in zip(counts, sealed, strict=True)]
+        assert is_cleaned == [True, True, False, True]
+    histories = [read_clean_offsets(harness.filesystem, store.log.directory) for store in stores]
+    assert [len(history) for history in histories] == [1, 1, 0, 1]
+
+
 def test_damaged_cleaner_checkpoint_counts_as_missing(twin: Twin) -> None:
     history = [(17, 1_700_000_000_000), (90, 1_700_000_100_000)]
     filesystem = twin.harness.filesystem
