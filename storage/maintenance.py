@@ -147,9 +147,9 @@ class LogMaintenance:
 
     def _clean_next(self) -> None:
         """Clean the dirtiest log that the last round has found and that was not cleaned since."""
-        journal = self._committer.journal
-        if self._stopped or self._store is not None:
+        if self._stopped or self._store is not None or not self._uncleaned:
             return
+        journal = self._committer.journal
         if journal is not None and journal.stopped:  # it has data of segments that must keep their names
             return
         while self._uncleaned:
