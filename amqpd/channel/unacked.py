@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 # Settled places allowed at the front before the list is cut.
 _SETTLED_MAX: Final = 1024
+# With this many places, and most of them None, the entries move out of the list.
+SPARSE_MIN: Final = 1024
+_SPARSE_SHARE: Final = 8
 # Late tags remembered. An older one is unknown again, like any settled tag.
 LATE_MAX: Final = 100_000
 
@@ -27,6 +30,9 @@ class Unacked:
     transaction keep their places until the commit. Deliveries that a consumer timeout requeued are remembered
     as late: one later ack of each is ignored.
 
+    A message that stays unacked while the channel is used must not keep the places of all later ones: entries in a
+    list with few others move to `_old`, by tag. Their tags are below `_base_tag`.
+
     Invariant: all places before `_head` are None.
 
     Methods that take a tag raise PreconditionFailed if it is not outstanding.
@@ -39,6 +45,8 @@ class Unacked:
         self._entries: list[QueueEntry | None] = []
         self._head: i64 = 0
         self._base_tag: i64 = 1
+        self._old: dict[i64, QueueEntry] = {}
+        self._sparse_check_at: i64 = SPARSE_MIN
         self._late: dict[i64, None] = {}
         self.has_shared_entries = False
 
@@ -48,6 +56,8 @@ class Unacked:
         if not entries:
             self._base_tag = tag
         entries.append(entry)
+        if len(entries) >= self._sparse_check_at:
+            self._check_sparse()
 
     def add_times(self, tag: i64, entry: QueueEntry, count: i64) -> None:
         """Add `count` deliveries of the same entry, from this tag on."""
@@ -59,38 +69,60 @@ class Unacked:
             self.has_shared_entries = True
             times: int = count
             self._entries += [entry] * times
+        if len(self._entries) >= self._sparse_check_at:
+            self._check_sparse()
 
     def add_no_ack(self) -> None:
         """Add a place for a delivery that needs no ack, so that tags and places agree."""
         if self._entries:
             self._entries.append(None)
+            if len(self._entries) >= self._sparse_check_at:
+                self._check_sparse()
+
+    def _check_sparse(self) -> None:
+        """Move the entries to `_old` if most places are None. Cost: linear; runs when the list has doubled."""
+        entries = self._entries
+        size: i64 = len(entries)
+        left: i64 = 0
+        for entry in entries:
+            if entry is not None:
+                left += 1
+        if left * _SPARSE_SHARE > size:
+            self._sparse_check_at = 2 * size
+            return
+        for entry in entries:
+            if entry is not None:
+                self._old[self._base_tag] = entry
+            self._base_tag += 1
+        self._clear_places()
+
+    def _clear_places(self) -> None:
+        self._entries.clear()
+        self._head = 0
+        self._sparse_check_at = SPARSE_MIN
 
     def split_shared(self) -> None:
         """Give each delivery of a shared stream entry its own entry. Cost: linear in the list."""
         entries = self._entries
         seen: dict[QueueEntry, None] = {}
+        for tag in list(self._old):
+            self._old[tag] = _own_entry(self._old[tag], seen)
         for position in range(len(entries)):
             entry = entries[position]
-            if entry is None:
-                continue
-            if entry in seen:
-                own = QueueEntry(entry.queue, entry.offset, entry.message, entry.redelivered)
-                own.consumer = entry.consumer
-                entries[position] = own
-            else:
-                seen[entry] = None
+            if entry is not None:
+                entries[position] = _own_entry(entry, seen)
 
     def entries(self) -> list[QueueEntry]:
         """Return all entries in delivery order."""
-        return [entry for entry in self._entries if entry is not None]
+        return [*self._old.values(), *[entry for entry in self._entries if entry is not None]]
 
     def count(self) -> int:
         """Return the number of entries. Cost: linear."""
         return len(self.entries())
 
     def clear(self) -> None:
-        self._entries.clear()
-        self._head = 0
+        self._clear_places()
+        self._old.clear()
         self._late.clear()
 
     def next_tag(self) -> i64:
@@ -107,6 +139,10 @@ class Unacked:
 
         Cost: linear in the places passed.
         """
+        if tag < self._base_tag:
+            for old_tag, old in self._old.items():
+                if old_tag >= tag and _is_of(old, queue, consumer, in_transaction):
+                    return old_tag
         entries = self._entries
         size: i64 = len(entries)
         position = tag - self._base_tag
@@ -114,12 +150,7 @@ class Unacked:
             position = self._head
         while position < size:
             entry = entries[position]
-            if (
-                entry is not None
-                and entry.consumer is consumer
-                and entry.queue is queue
-                and (in_transaction or not entry.in_transaction)
-            ):
+            if entry is not None and _is_of(entry, queue, consumer, in_transaction):
                 return self._base_tag + position
             position += 1
         return -1
@@ -131,7 +162,10 @@ class Unacked:
         """
         taken: list[QueueEntry] = []
         late = self._late
-        tag = self.first_of(0, queue, consumer, False)
+        for tag in [each for each, entry in self._old.items() if _is_of(entry, queue, consumer, False)]:
+            taken.append(self._old.pop(tag))
+            late[tag] = None
+        tag = self.first_of(self._base_tag, queue, consumer, False)
         while tag >= 0:
             entry = self._entries[tag - self._base_tag]
             assert entry is not None  # first_of returned its tag
@@ -155,6 +189,8 @@ class Unacked:
         """Return the entry of this tag, with the tag. It stays in the list. A late tag returns nothing."""
         if tag in self._late:
             return []
+        if tag in self._old:
+            return [(tag, self._old_entry(tag))]
         index = self._index(tag)
         return self._between(index, index)
 
@@ -163,7 +199,9 @@ class Unacked:
 
         The entries stay in the list.
         """
-        return self._between(self._head, self._last_index(tag))
+        last = self._last_index(tag)
+        found = [(each, self._old[each]) for each in self._old_tags(tag) if not self._old[each].in_transaction]
+        return found + self._between(self._head, last)
 
     def take(self, tag: i64, multiple: bool) -> list[QueueEntry]:
         """Remove and return one entry, or all up to the tag (0: all). A late tag returns nothing."""
@@ -173,6 +211,10 @@ class Unacked:
 
     def take_one(self, tag: i64) -> QueueEntry:
         """Remove and return the entry of this tag."""
+        if tag in self._old:
+            old = self._old_entry(tag)
+            del self._old[tag]
+            return old
         index = self._index(tag)
         entry = self._entries[index]
         assert entry is not None  # _index checked it
@@ -185,7 +227,7 @@ class Unacked:
         """Remove and return all entries up to the tag (0: all)."""
         index = self._last_index(tag)
         entries = self._entries
-        taken: list[QueueEntry] = []
+        taken: list[QueueEntry] = [self._old.pop(each) for each in self._old_tags(tag)]
         position = self._head
         while position <= index:
             entry = entries[position]
@@ -205,7 +247,7 @@ class Unacked:
         """
         index = self._last_index(tag)
         entries = self._entries
-        taken: list[tuple[QueueEntry, i64]] = []
+        taken: list[tuple[QueueEntry, i64]] = [(self._old.pop(each), 1) for each in self._old_tags(tag)]
         position = self._head
         while position <= index:
             entry = entries[position]
@@ -225,7 +267,8 @@ class Unacked:
 
     def take_outstanding(self) -> list[QueueEntry]:
         """Remove and return, for basic.recover, all entries that no open transaction has settled."""
-        taken: list[QueueEntry] = []
+        old_tags = [each for each, entry in self._old.items() if not entry.in_transaction]
+        taken: list[QueueEntry] = [self._old.pop(each) for each in old_tags]
         entries = self._entries
         size: i64 = len(entries)
         position = self._head
@@ -237,6 +280,16 @@ class Unacked:
             position += 1
         self._advance(self._head)
         return taken
+
+    def _old_tags(self, tag: i64) -> list[i64]:
+        """Return the tags in `_old` up to this one (0: all)."""
+        return [each for each in self._old if each <= tag or tag == 0] if self._old else []
+
+    def _old_entry(self, tag: i64) -> QueueEntry:
+        entry = self._old[tag]
+        if entry.in_transaction:
+            raise _unknown_tag(tag)
+        return entry
 
     def _between(self, position: i64, last: i64) -> list[tuple[i64, QueueEntry]]:
         found: list[tuple[i64, QueueEntry]] = []
@@ -266,6 +319,9 @@ class Unacked:
             if index >= len(self._entries):
                 index = len(self._entries) - 1
             return index if index >= self._head else self._head - 1
+        if tag in self._old:
+            self._old_entry(tag)
+            return self._head - 1
         return self._index(tag)
 
     def _advance(self, head: i64) -> None:
@@ -274,9 +330,9 @@ class Unacked:
         while head < size and entries[head] is None:
             head += 1
         if head >= size:
-            entries.clear()
-            head = 0
-        elif head > _SETTLED_MAX and head * 2 > size:
+            self._clear_places()
+            return
+        if head > _SETTLED_MAX and head * 2 > size:
             del entries[:head]
             self._base_tag += head
             head = 0
@@ -289,6 +345,20 @@ def shared_entry(consumer: Consumer, source: QueueBase) -> QueueEntry:
     if entry is None or entry.queue is not source:
         entry = consumer.entry_for_all = QueueEntry(source, -1, None, False)
     return entry
+
+
+def _is_of(entry: QueueEntry, queue: QueueBase, consumer: Consumer | None, in_transaction: bool) -> bool:
+    return entry.consumer is consumer and entry.queue is queue and (in_transaction or not entry.in_transaction)
+
+
+def _own_entry(entry: QueueEntry, seen: dict[QueueEntry, None]) -> QueueEntry:
+    """Return the entry, or a copy if it is in `seen`."""
+    if entry not in seen:
+        seen[entry] = None
+        return entry
+    own = QueueEntry(entry.queue, entry.offset, entry.message, entry.redelivered)
+    own.consumer = entry.consumer
+    return own
 
 
 def _unknown_tag(tag: i64) -> PreconditionFailed:

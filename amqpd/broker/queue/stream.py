@@ -204,6 +204,8 @@ DISK: Final = 2  # the disk is being read
 FULL: Final = 3  # the consumer takes no more
 # A reader's share: records delivered or skipped before the next reader is served.
 SHARE_COUNT: Final = 256
+ACKED_MAX: Final = 1024
+"""Offsets acked above an unacked one that a reader remembers, if it does not have as many unacked ones."""
 _FROM_NOW: Final = StreamStart(NEXT)
 
 
@@ -427,6 +429,8 @@ class StreamReader(QueueBase):
         unacked = self._unacked
         if not unacked or unacked[0] != offset:
             self._acked.add(offset)
+            if len(self._acked) >= ACKED_MAX and 2 * len(self._acked) >= len(unacked):
+                self._drop_acked()
             return
         unacked.popleft()
         acked = self._acked
@@ -436,6 +440,12 @@ class StreamReader(QueueBase):
             self._offset_changed = True
             self._shared.moved.append(self)
             self.stream.schedule_dispatch()
+
+    def _drop_acked(self) -> None:
+        """Forget acked offsets above one that stays unacked. Cost: linear; runs when half of the offsets are acked."""
+        acked = self._acked
+        self._unacked = deque([offset for offset in self._unacked if offset not in acked])
+        acked.clear()
 
     def committed(self) -> i64:
         """Return the offset below which every record is acked or was skipped; -1 if acks are not tracked."""
