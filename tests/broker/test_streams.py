@@ -6,6 +6,7 @@ import pytest
 
 from amqpd.broker.queue import stream as stream_slices
 from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.stream import ACKED_MAX
 from amqpd.broker.stream_message import INTERVAL_MS_MAX, interval_ms
 from amqpd.protocol.field_table import Timestamp
 from amqpd.protocol.properties import decode_properties
@@ -244,6 +245,24 @@ class TestNamedConsumers:
         leave(room, second)
         assert read(room, stream, x_stream_offset="first", x_stream_consumer_name="me").got == bodies[4:]
         assert read(room, stream, x_stream_consumer_name="other").got == []
+
+    def test_offset_that_stays_unacked_does_not_keep_the_later_acks(self, room, stream) -> None:
+        """At 1,000 messages a second they took 8 GB a day."""
+        count = 3 * ACKED_MAX
+        fill_fast(room, count)
+        reader = read(room, stream, ACKED_MAX // 2, x_stream_offset="first", x_stream_consumer_name="me")
+        for _ in range(count // 100):
+            reader.ack(min(100, len(reader.entries) - 2), first=1)
+            room.turns()
+            assert len(reader.place._acked) <= ACKED_MAX
+        assert len(reader.got) == count
+        reader.ack(len(reader.entries) - 2, first=1)
+        assert len(reader.place._unacked) <= 2 * ACKED_MAX
+        assert reader.place.committed() == 0
+        reader.ack()
+        assert reader.place.committed() == count - 1
+        reader.ack()
+        assert reader.place.committed() == count
 
     def test_offset_is_stored_only_for_acks_in_order(self, room, stream) -> None:
         fill(room, 10)
