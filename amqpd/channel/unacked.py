@@ -55,22 +55,22 @@ class Unacked:
         entries = self._entries
         if not entries:
             self._base_tag = tag
-        entries.append(entry)
-        if len(entries) >= self._sparse_check_at:
+        elif len(entries) >= self._sparse_check_at:
             self._check_sparse()
+        entries.append(entry)
 
     def add_times(self, tag: i64, entry: QueueEntry, count: i64) -> None:
         """Add `count` deliveries of the same entry, from this tag on."""
         if not self._entries:
             self._base_tag = tag
+        elif len(self._entries) >= self._sparse_check_at:
+            self._check_sparse()
         if count == 1:
             self._entries.append(entry)
         else:
             self.has_shared_entries = True
             times: int = count
             self._entries += [entry] * times
-        if len(self._entries) >= self._sparse_check_at:
-            self._check_sparse()
 
     def add_no_ack(self) -> None:
         """Add a place for a delivery that needs no ack, so that tags and places agree."""
@@ -80,7 +80,10 @@ class Unacked:
                 self._check_sparse()
 
     def _check_sparse(self) -> None:
-        """Move the entries to `_old` if most places are None. Cost: linear; runs when the list has doubled."""
+        """Move the entries to `_old` if most places are None. The next tag is `_base_tag` then.
+
+        Cost: linear; runs when the list has doubled.
+        """
         entries = self._entries
         size: i64 = len(entries)
         left: i64 = 0
@@ -330,9 +333,10 @@ class Unacked:
         while head < size and entries[head] is None:
             head += 1
         if head >= size:
-            self._clear_places()
-            return
-        if head > _SETTLED_MAX and head * 2 > size:
+            entries.clear()
+            self._sparse_check_at = SPARSE_MIN
+            head = 0
+        elif head > _SETTLED_MAX and head * 2 > size:
             del entries[:head]
             self._base_tag += head
             head = 0
