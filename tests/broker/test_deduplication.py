@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, given, settings
@@ -18,7 +19,9 @@ from amqpd.broker.publish.deduplication import (
     MessageHistory,
     id_of,
 )
+from amqpd.broker.publish.exchange_state import MetadataCacheStore
 from amqpd.protocol.properties import Properties, encode_properties, scan_properties
+from amqpd.storage.metadata.rows import Change, Delete, SeenCacheRow, SeenRow
 
 if TYPE_CHECKING:
     from conftest import Room
@@ -77,6 +80,26 @@ def test_unroutable_message_is_not_cached(room: Room) -> None:
     cache = DeduplicationCache(room.turn, room.timers, 9, 0)
     entry = list(cache.route_once("a", None, ["q"]))[-1]
     assert isinstance(entry, CacheEntry) and not entry.accepts_with([])
+
+
+def test_row_of_an_id_is_deleted_when_an_id_in_memory_pushes_it_out(room: Room) -> None:
+    """Otherwise a restart would remember the id again, and drop a message that passed before."""
+    written: list[Change] = []
+
+    def commit(changes: Sequence[Change], done: Callable[[BaseException | None], None]) -> None:
+        written.extend(changes)
+        done(None)
+
+    store = MetadataCacheStore(SeenCacheRow("cache", "/", "once"), commit, room.timers)
+    cache = DeduplicationCache(room.turn, room.timers, 1, 0, store)
+    for ident in ("stored", "in memory"):
+        entry = list(cache.route_once(ident, None, ["q"]))[-1]
+        assert isinstance(entry, CacheEntry) and entry.accepts_with([Destination()])
+        entry.enqueue(TRANSIENT)
+        if ident == "stored":
+            store.put([entry], lambda done: None)
+    row = SeenRow("cache", id_of("stored"), 1, 0)
+    assert [change.row for change in written if isinstance(change, Delete)] == [row]
 
 
 def message(body: bytes, **headers: object) -> Message:

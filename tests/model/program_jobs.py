@@ -137,8 +137,11 @@ class JobPlayer(PlayerChecks):
     def with_source_headers(source: TwinQueue, message: TwinMessage) -> TwinMessage:
         headers = {name: value for name, value in message.headers.items() if name not in (*NUMBERS, *SOURCE)}
         headers |= {"x-source-queue": source.name, "x-source-offset": message.offset}
-        optional_headers = message.optional_headers
-        if message.redelivered is None:
+        optional_headers = tuple(each for each in message.optional_headers if each not in SOURCE)
+        # Queues that do not deliver in the order of arrival mark an unacked message as if it were redelivered.
+        marks_each = source.group_by or "x-max-priority" in source.arguments
+        is_marked = marks_each and any(each is message for each, _ in source.unacked)
+        if message.redelivered is None or (is_marked and not message.redelivered):
             optional_headers = (*optional_headers, "x-source-redelivered")
         elif message.redelivered:
             headers["x-source-redelivered"] = True

@@ -238,6 +238,8 @@ class DeduplicationCache(DeduplicationMemory):
         if not waits:
             entry.durable = False
             self._set_known(entry)
+            if self.store is not None:
+                self.store.flush()  # this id is not written, so no `put` removes the row of the id that it pushed out
             return
         self._unsafe[entry.id] = entry
         self._commits.add(entry, self._turn)

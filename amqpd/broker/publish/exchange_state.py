@@ -6,7 +6,7 @@ metadata row, and one row for the cache. The commit that deletes the exchange de
 the ids. So an exchange that is declared again has an empty cache.
 
 Ids are written when their messages are safe, in one transaction per commit group. Removals of ids wait for the next
-write or the next start.
+write, or are written at once if a message whose id is not written pushes an id out.
 """
 
 from __future__ import annotations
