@@ -9,6 +9,7 @@ import os
 import shutil
 import threading
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,14 +62,17 @@ def files(tmp_path):
     return sorted((tmp_path / "lake").rglob("*.parquet"))
 
 
-def offsets(tmp_path):
-    """Return the offsets that a reader sees. It lists and reads again if a file that it has listed is gone."""
+def offsets(tmp_path, listing=None):
+    """Return the offsets that a reader sees. It lists and reads again if a file that it has listed is gone.
+
+    listing: lock held while it lists.
+    """
     while True:
+        with listing or nullcontext():
+            found = files(tmp_path)
         try:
             return sorted(
-                each
-                for path in files(tmp_path)
-                for each in pq.read_table(path, columns=["offset"])["offset"].to_pylist()
+                each for path in found for each in pq.read_table(path, columns=["offset"])["offset"].to_pylist()
             )
         except FileNotFoundError:
             continue
@@ -276,10 +280,20 @@ def test_lock_is_that_of_the_directory_after_an_exchange(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_export_and_readers_beside_compactions(written, tmp_path):
-    """Readers see each row once, and no row that an earlier one has seen is missing."""
+def test_export_and_readers_beside_compactions(written, tmp_path, monkeypatch):
+    """Readers see each row once, and no row that an earlier one has seen is missing.
+
+    Replaced directories stay while a reader lists them, however slow: RETIRE_S is for that.
+    """
     wanted = options(written, tmp_path, batch_rows=50)
-    errors, ended = [], threading.Event()
+    errors, ended, listing = [], threading.Event(), threading.Lock()
+    remove = directory_compaction._remove
+
+    def remove_unlisted(work):
+        with listing:
+            remove(work)
+
+    monkeypatch.setattr(directory_compaction, "_remove", remove_unlisted)
 
     def export():
         try:
@@ -292,7 +306,7 @@ def test_export_and_readers_beside_compactions(written, tmp_path):
     def read():
         seen: set[int] = set()
         while not ended.is_set():
-            found = offsets(tmp_path)
+            found = offsets(tmp_path, listing)
             if len(found) != len(set(found)) or not seen <= set(found):
                 errors.append(AssertionError("a reader sees a row twice, or not at all"))
             seen = set(found)
