@@ -484,11 +484,13 @@ async def first_answer(
 
     last: Exception = KafkaDisconnected("no broker answers")
     left = deque(addresses)
+    tasks: list[asyncio.Task[T]] = []
     running: set[asyncio.Task[T]] = set()
     try:
         while left or running:
             if left:
-                running.add(asyncio.get_running_loop().create_task(one(left.popleft())))
+                tasks.append(asyncio.get_running_loop().create_task(one(left.popleft())))
+                running.add(tasks[-1])
             timeout = NEXT_BROKER_S if left else None
             done, running = await asyncio.wait(running, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -500,9 +502,10 @@ async def first_answer(
                 last = error
         raise last
     finally:
-        for task in running:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        # Of several that end together one may have answered: asyncio would log the errors of the others.
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def fetch_metadata(connection: KafkaConnection, topics: list[bytes]) -> Metadata:

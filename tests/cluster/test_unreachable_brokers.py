@@ -5,15 +5,17 @@ retries.
 from __future__ import annotations
 
 import asyncio
+import gc
 import ssl
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from amqpd.kafka import producer as producers
 from amqpd.kafka.config import KafkaAccess
-from amqpd.kafka.connection import KafkaIncompatible, open_connection
-from amqpd.kafka.producer import KafkaProducer
+from amqpd.kafka.connection import KafkaConnection, KafkaIncompatible, open_connection
+from amqpd.kafka.producer import KafkaProducer, first_answer
 
 PLAIN = KafkaAccess(("127.0.0.1:1",))
 
@@ -52,3 +54,35 @@ async def test_leader_look_up_is_retried(tmp_path: Path) -> None:
             await three_attempts.wait()
     finally:
         await producer.close()
+
+
+async def test_errors_are_not_logged_when_another_broker_answers_at_the_same_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """asyncio logs a traceback for each task whose error is not read."""
+    logged: list[object] = []
+    together = asyncio.Event()
+
+    class Connection:
+        async def close(self) -> None:
+            pass
+
+    async def open_together(access: KafkaAccess, host: str, port: int) -> Connection:
+        await together.wait()
+        if port > 1:
+            raise ConnectionRefusedError
+        return Connection()
+
+    async def ask(connection: KafkaConnection) -> str:
+        return "answer"
+
+    monkeypatch.setattr(producers, "NEXT_BROKER_S", 0.0)
+    monkeypatch.setattr(producers, "open_connection", open_together)
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: logged.append(context))
+    for _ in range(10):  # which task comes first is chance
+        together.clear()
+        loop.call_later(0.01, together.set)
+        assert await first_answer(PLAIN, [("kafka", port) for port in range(1, 6)], ask) == "answer"
+    gc.collect()
+    assert not logged
