@@ -38,8 +38,11 @@ class Host:
 
     @property
     def prefix(self) -> list[str]:
-        """The command prefix that runs a program on this host."""
-        return ["ip", "netns", "exec", self.name] if self.name else []
+        """The command prefix that runs a program on this host.
+
+        `ip netns exec` would make a mount namespace, too, and keep a disk mounted that another test unmounts.
+        """
+        return ["nsenter", f"--net=/run/netns/{self.name}"] if self.name else []
 
     def unplug(self) -> None:
         """Cut the host off: packets are dropped silently."""
