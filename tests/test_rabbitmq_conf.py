@@ -124,7 +124,7 @@ class TestFormat:
         assert "then delete the file" in problems("heartbeat = 1\n")[0]
 
     def test_invalid_include_pattern_is_refused(self) -> None:
-        assert problems("include **.conf\n")[0].startswith("rabbitmq.conf:1: include **.conf: Invalid pattern")
+        assert problems("include **.conf\n")[0].startswith("rabbitmq.conf:1: include **.conf: ** is")
 
     def test_missing_file_is_refused(self) -> None:
         with pytest.raises(SettingsError, match=r"none\.conf: No such file or directory"):

@@ -845,12 +845,10 @@ def _include(
         problems.append(f"{place}: {DEPTH_MAX} files include each other")
         return
     path = folder / named
-    try:
-        files = sorted(path.parent.glob(path.name)) if "*" in path.name else [path]
-    except ValueError as error:  # ** within a name
-        problems.append(f"{place}: include {named}: {error}")
+    if "**" in path.name:
+        problems.append(f"{place}: include {named}: ** is not possible, use *")
         return
-    for each in files:
+    for each in sorted(path.parent.glob(path.name)) if "*" in path.name else [path]:
         _read_file(each, given, problems, environ, depth + 1)
 
 

@@ -30,7 +30,8 @@ async def test_waiting_for_kafka_logs_each_address_and_its_error(
     for name, seconds in (("FIRST_LINE_S", 0.1), ("LINE_S", 0.1), ("PAUSE_S", 0.01)):
         monkeypatch.setattr(check, name, seconds)
     (port,) = free_ports(1)
-    silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    held: list[object] = []  # a connection closes with its last reference
+    silent = await asyncio.start_server(lambda *streams: held.append(streams), "127.0.0.1", 0)
     other = silent.sockets[0].getsockname()[1]
     access = KafkaAccess((f"127.0.0.1:{port}", f"127.0.0.1:{other}"))
     with pytest.raises(KafkaDisconnected, match=rf"no broker answered within 1 s: 127\.0\.0\.1:{port}: .*Errno 111"):

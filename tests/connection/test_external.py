@@ -89,11 +89,17 @@ class Authority:
         self.key = ec.generate_private_key(ec.SECP256R1())
         self.name = x509.Name([x509.NameAttribute(CN, "Test CA"), x509.NameAttribute(ORG, "Shop, Inc.")])
         builder = self.builder(self.name, self.key).add_extension(x509.BasicConstraints(True, None), True)
+        usage = dict.fromkeys(("digital_signature", "content_commitment", "key_encipherment"), False)
+        usage |= dict.fromkeys(("data_encipherment", "key_agreement", "encipher_only", "decipher_only"), False)
+        builder = builder.add_extension(x509.KeyUsage(**usage, key_cert_sign=True, crl_sign=True), True)
         (folder / "ca.pem").write_bytes(self.signed(builder))
 
     def builder(self, name: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         builder = x509.CertificateBuilder().subject_name(name).issuer_name(self.name).public_key(key.public_key())
         builder = builder.serial_number(x509.random_serial_number())
+        builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
+        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        builder = builder.add_extension(authority, False)  # Python 3.13 wants it
         return builder.not_valid_before(NOW - dt.timedelta(days=1)).not_valid_after(NOW + dt.timedelta(days=30))
 
     def signed(self, builder: x509.CertificateBuilder) -> bytes:

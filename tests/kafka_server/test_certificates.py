@@ -29,7 +29,10 @@ class Authority:
         self.folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self.ca = folder / "ca.pem"
-        self.ca.write_bytes(self._sign("ca", self._key, x509.BasicConstraints(True, None)))
+        usage = dict.fromkeys(("digital_signature", "content_commitment", "key_encipherment"), False)
+        usage |= dict.fromkeys(("data_encipherment", "key_agreement", "encipher_only", "decipher_only"), False)
+        extensions = x509.BasicConstraints(True, None), x509.KeyUsage(**usage, key_cert_sign=True, crl_sign=True)
+        self.ca.write_bytes(self._sign("ca", self._key, *extensions))
 
     def issue(self, name: str) -> Path:
         key = ec.generate_private_key(ec.SECP256R1())
@@ -40,12 +43,16 @@ class Authority:
         path.write_bytes(self._sign(name, key, x509.SubjectAlternativeName([address])) + pem)
         return path
 
-    def _sign(self, name: str, key: ec.EllipticCurvePrivateKey, extension: x509.ExtensionType) -> bytes:
+    def _sign(self, name: str, key: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType) -> bytes:
         def distinguished(text: str) -> x509.Name:
             return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
         builder = x509.CertificateBuilder(distinguished("ca"), distinguished(name), key.public_key())
-        builder = builder.serial_number(x509.random_serial_number()).add_extension(extension, False)
+        builder = builder.serial_number(x509.random_serial_number())
+        key_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        for each in (*extensions, key_id, authority):  # Python 3.13 wants the authority's
+            builder = builder.add_extension(each, isinstance(each, x509.BasicConstraints | x509.KeyUsage))
         builder = builder.not_valid_before(NOW - dt.timedelta(days=1)).not_valid_after(NOW + dt.timedelta(days=30))
         return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
