@@ -43,11 +43,10 @@ def queue(**arguments: Any) -> QueueDeclaration:
 
 def test_each_refused_feature_exists() -> None:
     names = {each.name for each in REFUSED if each.kind == "argument"}
+    keys = {each.name for each in REFUSED if each.kind == "policy"}
     assert names <= queue_arguments.ROWS.keys()
-    assert {each.name for each in REFUSED if each.kind == "policy"} <= policy_keys().keys()
-    assert {queue_arguments.ROWS[name].policy for name in names} - {""} == {
-        each.name for each in REFUSED if each.kind == "policy"
-    }
+    assert keys <= policy_keys().keys()
+    assert {key.name for name in names if (key := queue_arguments.ROWS[name].policy) is not None} == keys
 
 
 @pytest.mark.parametrize("arguments", [{"x_retain": "1D"}, {"x_export": "lake"}, {"x_compact": True}])
