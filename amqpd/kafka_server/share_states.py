@@ -5,6 +5,9 @@
 
 The ids of vhost and stream make a deleted vhost's or topic's state void at once. A sweep removes those records later
 (coordinator.py).
+
+A state that is being written or removed is found as it will be. Otherwise a member that joins during the sync of an
+AlterShareGroupOffsets or DeleteGroups would begin with the old state, and write it again.
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ class ShareStates:
         self._tables: dict[str, dict[str, dict[tuple[str, int], StoredState]]] = {}
         self._sizes: dict[str, int] = {}
         self._writes: Counter[OffsetKey] = Counter()  # not synced yet
+        self._newest: dict[OffsetKey, StoredState | None] = {}  # of these
         self._unchecked: Iterator[OffsetKey] | None = None
         offsets.others[_VERSION[0]] = self._take
 
@@ -74,7 +78,11 @@ class ShareStates:
 
     def find(self, vhost: VHost, group: str, name: str, partition: int) -> StoredState | None:
         """Return a state; None if there is none, or if its partition was deleted."""
-        state = self._tables.get(vhost.id, {}).get(group, {}).get((name, partition))
+        key = OffsetKey(vhost.id, group, name, partition)
+        if key in self._newest:
+            state = self._newest[key]
+        else:
+            state = self._tables.get(vhost.id, {}).get(group, {}).get((name, partition))
         queue = None if state is None else partition_queue(vhost, name, partition)
         if state is None or queue is None or bytes.fromhex(queue.id) != state.stream_id:
             return None
@@ -83,6 +91,13 @@ class ShareStates:
     def partitions_of(self, vhost: VHost, group: str) -> list[tuple[str, int]]:
         """Return topic and partition of the states of a group."""
         return [place for place in self._tables.get(vhost.id, {}).get(group, {}) if self.find(vhost, group, *place)]
+
+    def keys_of(self, vhost_id: str, group: str) -> list[OffsetKey]:
+        """Return the keys of the states of a group, also of void ones and those being written."""
+        places = self._tables.get(vhost_id, {}).get(group, ())
+        written = [OffsetKey(vhost_id, group, *place) for place in places]
+        writing = [key for key in self._writes if key[:2] == (vhost_id, group)]
+        return list(dict.fromkeys((*written, *writing)))
 
     def groups(self, vhost: VHost) -> list[str]:
         """Return the groups with states."""
@@ -94,7 +109,7 @@ class ShareStates:
 
     def write(self, key: OffsetKey, state: StoredState | None, done: Callable[[bool], None]) -> None:
         """Write a state, or remove it. `done(True)` is called when that is synced, `done(False)` if it failed."""
-        self._writes[key] += 1
+        self._begin_write(key, state)
         value = None if state is None else state.stream_id + state.snapshot
         self.offsets.append(1, [(_record_key(key), value)], partial(self._written, key, state, done))
 
@@ -102,19 +117,28 @@ class ShareStates:
         """Remove states, many of them in slices. `done` as for `write`."""
 
         def removed(safe: bool) -> None:
-            for key in keys if safe else ():
-                self._set(key, None)
+            for key in keys:
+                self._end_write(key, None, safe)
             done(safe)
 
+        for key in keys:
+            self._begin_write(key, None)
         self.offsets.append(len(keys), ((_record_key(key), None) for key in keys), removed)
 
     def _written(self, key: OffsetKey, state: StoredState | None, done: Callable[[bool], None], safe: bool) -> None:
+        self._end_write(key, state, safe)
+        done(safe)
+
+    def _begin_write(self, key: OffsetKey, state: StoredState | None) -> None:
+        self._writes[key] += 1
+        self._newest[key] = state
+
+    def _end_write(self, key: OffsetKey, state: StoredState | None, safe: bool) -> None:
         self._writes[key] -= 1
         if not self._writes[key]:
-            del self._writes[key]
+            del self._writes[key], self._newest[key]
         if safe:
             self._set(key, state)
-        done(safe)
 
     def _set(self, key: OffsetKey, state: StoredState | None) -> None:
         groups = self._tables.setdefault(key.vhost_id, {})

@@ -99,11 +99,9 @@ class ShareStreams:
 
     def remove_group(self, vhost: VHost, group: str, done: Callable[[bool], None]) -> None:
         """Remove the states of a group without sessions, also those being written. `done`: see `ShareStates`."""
-        writing = [key for key in self._streams if key[:2] == (vhost.id, group)]
-        for key in writing:
+        for key in [key for key in self._streams if key[:2] == (vhost.id, group)]:
             del self._streams[key]
-        known = [OffsetKey(vhost.id, group, *place) for place in self.states.partitions_of(vhost, group)]
-        self.states.remove(list(dict.fromkeys((*known, *writing))), done)
+        self.states.remove(self.states.keys_of(vhost.id, group), done)
 
     def forget(self, stream: ShareStream) -> None:
         """Remove a stream without members; its state is written."""

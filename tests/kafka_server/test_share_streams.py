@@ -421,6 +421,26 @@ def test_a_share_group_is_deleted_with_a_state_that_is_still_being_written(broke
         assert member.group not in listed(broker)
 
 
+def test_a_member_that_joins_while_its_share_group_is_deleted_begins_anew(tmp_path: Path) -> None:
+    settings = {"kafka.port": 0, "kafka.share_auto_offset_reset": "earliest"}
+    with BrokerThread(tmp_path, settings=settings) as broker:
+        publish(broker, "s", b"first")
+        with ShareMember(broker.kafka_bootstrap, "g", "s") as member:
+            member.end("s", member.take(1), ACCEPT)
+            assert member.acknowledge({}, epoch=-1).error == 0
+            member.heartbeat(-1)
+            # Both requests are handled in one turn of the event loop, before the removal is synced.
+            member.socket.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+            wanted = DeleteGroupsRequest(groups_names=["g"], version=2)
+            member.socket.send(wanted, 2)
+            member.send_heartbeat(0, ["s"])
+            member.socket.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+            assert member.socket.decode(wanted, 2, member.socket.receive()).results[0].error_code == 0
+            assert member.receive_heartbeat()[0] == 0
+            assert state(member)[1] == "Stable"
+            assert offsets(member)[1]["s"][0] == 0
+
+
 def test_the_session_of_a_deleted_stream_does_not_overwrite_the_state_of_a_new_one(tmp_path: Path) -> None:
     settings = {"kafka.port": 0, "kafka.share_auto_offset_reset": "earliest"}
     with BrokerThread(tmp_path, settings=settings) as broker:
