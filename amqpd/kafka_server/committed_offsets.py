@@ -15,7 +15,8 @@ vhost's or partition's offsets void at once, also if the broker is killed before
 of the same name has another id.
 
 The offsets of a transaction are *pending* until `complete` removes them and, if it commits, makes them the group's
-offsets, in one write. A second `complete` finds none, so it cannot overwrite commits that came later.
+offsets, in one write. A second `complete` finds none, so it cannot overwrite commits that came later. An offset that is
+removed is removed from transactions, too, as in Kafka.
 
 Memory: some 300 bytes and the metadata per offset.
 """
@@ -23,6 +24,7 @@ Memory: some 300 bytes and the metadata per offset.
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -149,6 +151,8 @@ class CommittedOffsets(CompactedLog):
         self.others: dict[int, Callable[[bytes, bytes | None], None]] = {}
         self._tables: dict[str, dict[str, GroupOffsets]] = {}  # vhost id -> group -> offsets
         self._pending: dict[tuple[str, str], dict[int, GroupOffsets]] = {}  # vhost id, group -> producer -> offsets
+        self._adding: dict[tuple[str, str], dict[int, Counter[tuple[str, int]]]] = {}  # of these, not synced yet
+        self._waiting: dict[tuple[str, str, int], list[Callable[[], None]]] = {}  # until those of a producer are synced
         self._sizes: dict[str, int] = {}  # vhost id -> bytes
         self._removals: dict[OffsetKey, CommittedOffset] = {}
         self._is_removing = False
@@ -192,8 +196,10 @@ class CommittedOffsets(CompactedLog):
         if not offsets:
             return True
         first = offsets[0][0]
-        pending = self._pending.get((first.vhost_id, first.group), {}).get(producer_id, {})
-        return len(pending.keys() | {(key.topic, key.partition) for key, _ in offsets}) <= PENDING_MAX
+        group = (first.vhost_id, first.group)
+        pending = self._pending.get(group, {}).get(producer_id, {}).keys()
+        adding = self._adding.get(group, {}).get(producer_id, {}).keys()
+        return len(pending | adding | {(key.topic, key.partition) for key, _ in offsets}) <= PENDING_MAX
 
     def has_room(self, vhost_id: str, size_bytes: int) -> bool:
         """Return whether the vhost may have so many bytes more."""
@@ -202,24 +208,39 @@ class CommittedOffsets(CompactedLog):
     # -- changes
 
     def change(self, changes: Sequence[tuple[OffsetKey, CommittedOffset | None]], done: Callable[[bool], None]) -> None:
-        """Commit offsets, or remove them (None).
+        """Commit offsets, or remove them (None), also from transactions.
 
         `done(True)` is called when the changes are synced and visible; `done(False)` if they could not be written. Then
         none of them is visible.
         """
         self._keep(key for key, _ in changes)
-        records = ((encode_key(key), None if value is None else encode_value(value)) for key, value in changes)
-        self.append(len(changes), records, partial(self._changed, changes, done))
+        dropped = [
+            (key, producer_id, self._set_pending(key, producer_id, None))  # at once: its transaction may end meanwhile
+            for key, value in changes
+            if value is None
+            for producer_id in self._producers(key)
+        ]
+        records: Iterator[LogRecord] = (
+            (encode_key(key), None if value is None else encode_value(value)) for key, value in changes
+        )
+        if dropped:
+            records = chain(records, ((encode_pending_key(key, producer), None) for key, producer, _ in dropped))
+        self.append(len(changes) + len(dropped), records, partial(self._changed, changes, dropped, done))
 
     def _changed(
         self,
         changes: Sequence[tuple[OffsetKey, CommittedOffset | None]],
+        dropped: Sequence[tuple[OffsetKey, int, CommittedOffset | None]],
         done: Callable[[bool], None],
         safe: bool,
     ) -> None:
         if safe:
             for key, value in changes:
                 self._set(key, value)
+        for key, producer_id, before in dropped:
+            now = self._set_pending(key, producer_id, None)  # one that was not synced when the change was made
+            if not safe:
+                self._set_pending(key, producer_id, now or before)
         done(safe)
 
     def _set(self, key: OffsetKey, value: CommittedOffset | None) -> None:
@@ -231,7 +252,7 @@ class CommittedOffsets(CompactedLog):
             if not groups:
                 del self._tables[key.vhost_id]
 
-    def _put(self, offsets: GroupOffsets, key: OffsetKey, value: CommittedOffset | None) -> None:
+    def _put(self, offsets: GroupOffsets, key: OffsetKey, value: CommittedOffset | None) -> CommittedOffset | None:
         old = offsets.pop((key.topic, key.partition), None)
         size = self._sizes.pop(key.vhost_id, 0)
         if old is not None:
@@ -241,16 +262,21 @@ class CommittedOffsets(CompactedLog):
             size += value.size_bytes
         if size:
             self._sizes[key.vhost_id] = size
+        return old
 
     # -- transactions
 
     def add_pending(
         self, producer_id: int, offsets: Sequence[tuple[OffsetKey, CommittedOffset]], done: Callable[[bool], None]
     ) -> None:
-        """Add offsets to a producer's transaction. They are pending at once; `done` as for `change`."""
+        """Add offsets of one group to a transaction. Their places are pending at once. `done`: see `change`."""
+        if not offsets:
+            done(True)
+            return
+        first = offsets[0][0]
+        adding = self._adding.setdefault((first.vhost_id, first.group), {}).setdefault(producer_id, Counter())
+        adding.update((key.topic, key.partition) for key, _ in offsets)
         records = ((encode_pending_key(key, producer_id), encode_value(value)) for key, value in offsets)
-        for key, value in offsets:
-            self._set_pending(key, producer_id, value)
         self.append(len(offsets), records, partial(self._added, producer_id, offsets, done))
 
     def _added(
@@ -260,15 +286,33 @@ class CommittedOffsets(CompactedLog):
         done: Callable[[bool], None],
         safe: bool,
     ) -> None:
-        if not safe:
-            for key, _ in offsets:
-                self._set_pending(key, producer_id, None)
+        group = (offsets[0][0].vhost_id, offsets[0][0].group)
+        producers = self._adding[group]
+        adding = producers[producer_id]
+        for key, value in offsets:
+            place = (key.topic, key.partition)
+            adding[place] -= 1
+            if not adding[place]:
+                del adding[place]
+            if safe:
+                self._set_pending(key, producer_id, value)
+        if not adding:
+            del producers[producer_id]
+            if not producers:
+                del self._adding[group]
         done(safe)
+        if not adding:
+            for call in self._waiting.pop((*group, producer_id), ()):
+                call()
 
     def complete(
         self, vhost_id: str, group: str, producer_id: int, commits: bool, done: Callable[[bool], None]
     ) -> None:
         """End a transaction: its pending offsets become the group's, or are dropped. `done` as for `change`."""
+        if producer_id in self._adding.get((vhost_id, group), {}):
+            again = partial(self.complete, vhost_id, group, producer_id, commits, done)
+            self._waiting.setdefault((vhost_id, group, producer_id), []).append(again)
+            return
         pending = dict(self._pending.get((vhost_id, group), {}).get(producer_id, {}))
         if not pending:
             done(True)
@@ -295,19 +339,26 @@ class CommittedOffsets(CompactedLog):
                     self._set(key, value)
         done(safe)
 
-    def _set_pending(self, key: OffsetKey, producer_id: int, value: CommittedOffset | None) -> None:
+    def _set_pending(self, key: OffsetKey, producer_id: int, value: CommittedOffset | None) -> CommittedOffset | None:
+        """Set or remove a pending offset. Return the one before."""
         producers = self._pending.setdefault((key.vhost_id, key.group), {})
         offsets = producers.setdefault(producer_id, {})
-        self._put(offsets, key, value)
+        before = self._put(offsets, key, value)
         if not offsets:
             del producers[producer_id]
             if not producers:
                 del self._pending[key.vhost_id, key.group]
+        return before
 
     def is_pending(self, key: OffsetKey) -> bool:
         """Return whether an open transaction has an offset for this place."""
-        producers = self._pending.get((key.vhost_id, key.group), {})
-        return any((key.topic, key.partition) in offsets for offsets in producers.values())
+        return bool(self._producers(key))
+
+    def _producers(self, key: OffsetKey) -> set[int]:
+        """Return the producers whose open transactions have an offset for this place, also one not synced yet."""
+        group, place = (key.vhost_id, key.group), (key.topic, key.partition)
+        found = {producer for producer, offsets in self._pending.get(group, {}).items() if place in offsets}
+        return found | {producer for producer, places in self._adding.get(group, {}).items() if place in places}
 
     def pending_producers(self) -> list[tuple[str, str, int]]:
         """Return (vhost id, group, producer id) of all transactions with pending offsets."""
@@ -316,7 +367,7 @@ class CommittedOffsets(CompactedLog):
     def remove_later(self, keys: Iterable[OffsetKey]) -> None:
         """Remove offsets for which no client waits, some in each turn. Until then they are visible.
 
-        One that is committed again meanwhile stays.
+        One that is committed again meanwhile stays, and so does one for which a transaction has a new offset.
         """
         for key in keys:
             value = self.of_group(key.vhost_id, key.group).get((key.topic, key.partition))
@@ -340,7 +391,8 @@ class CommittedOffsets(CompactedLog):
         changes: list[tuple[OffsetKey, None]] = []
         while self._removals and len(changes) < REMOVALS_PER_TURN:
             key, value = self._removals.popitem()
-            if self.of_group(key.vhost_id, key.group).get((key.topic, key.partition)) is value:
+            is_same = self.of_group(key.vhost_id, key.group).get((key.topic, key.partition)) is value
+            if is_same and not self.is_pending(key):
                 changes.append((key, None))
         self.change(changes, self._removed)
 
@@ -352,5 +404,14 @@ class CommittedOffsets(CompactedLog):
             self._is_removing = False
 
     def keys_of(self, vhost_id: str, group: str) -> list[OffsetKey]:
-        """Return the keys of the offsets of a group."""
-        return [OffsetKey(vhost_id, group, *place) for place in self.of_group(vhost_id, group)]
+        """Return the keys of the offsets of a group, also of pending ones."""
+        places = dict.fromkeys(self.of_group(vhost_id, group))
+        for producers in (self._pending, self._adding):
+            for found in producers.get((vhost_id, group), {}).values():
+                places |= dict.fromkeys(found)
+        return [OffsetKey(vhost_id, group, *place) for place in places]
+
+    def has_group(self, vhost_id: str, group: str) -> bool:
+        """Return whether a group has offsets, also pending ones."""
+        place = (vhost_id, group)
+        return bool(self.of_group(vhost_id, group)) or place in self._pending or place in self._adding

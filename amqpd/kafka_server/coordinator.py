@@ -186,7 +186,7 @@ class GroupCoordinator:
     def find(self, vhost: VHost, name: str) -> GroupEntry | None:
         """Return the group if it has members or offsets."""
         entry = self._entries.get(vhost.id, {}).get(name)
-        if entry is None and self.offsets.of_group(vhost.id, name):
+        if entry is None and self.offsets.has_group(vhost.id, name):
             entry = self._add(vhost.id, name)
         return entry
 
@@ -271,8 +271,14 @@ class GroupCoordinator:
             return
         group = entry.group
         is_over = group.is_unused and self.now_ms() - group.idle_since_ms >= OFFSETS_KEPT_MS
-        keys = [key for key in self.offsets.keys_of(vhost.id, name) if is_over or self.committed(vhost, key) is None]
-        self.offsets.remove_later(keys)
+        # The commit of a transaction does not change idle_since_ms.
+        last_ms = self.broker.timers.agreed_ms() - OFFSETS_KEPT_MS
+        gone: list[OffsetKey] = []
+        for key in self.offsets.keys_of(vhost.id, name):
+            value = self.committed(vhost, key)
+            if value is None or (is_over and value.commit_ms <= last_ms):
+                gone.append(key)
+        self.offsets.remove_later(gone)
         self.changed(entry)
 
     def committed(self, vhost: VHost, key: OffsetKey) -> CommittedOffset | None:

@@ -38,6 +38,7 @@ from amqpd.kafka_server.messages import (
 from amqpd.kafka_server.pace import Steps
 
 if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
     from amqpd.kafka_server.coordinator import GroupCoordinator, GroupEntry
 
 PARTITIONS_MAX: Final = 20_000
@@ -85,12 +86,16 @@ def is_too_large(call: Call) -> bool:
 
 
 def collect_offsets(call: Call) -> Steps[tuple[OffsetResults, list[NewOffset]]]:
-    """Return the error code of each partition, and the offsets to commit, of an OffsetCommit or TxnOffsetCommit."""
+    """Return the error code of each partition, and the offsets to commit, of an OffsetCommit or TxnOffsetCommit.
+
+    A partition that is deleted in these steps has an error: its offset could overwrite one of a new topic of this name.
+    """
     request, vhost = call.request, call.session.vhost
     coordinator = call.connection.server.coordinator
     wall_ms = coordinator.broker.timers.wall_ms()
     results: OffsetResults = {}
     offsets: list[NewOffset] = []
+    queues: list[Queue] = []
     size_bytes = 0
     for topic in request.topics:
         yield
@@ -113,8 +118,14 @@ def collect_offsets(call: Call) -> Steps[tuple[OffsetResults, list[NewOffset]]]:
                 if coordinator.offsets.has_room(vhost.id, size_bytes):
                     codes[index] = NONE
                     offsets.append((OffsetKey(vhost.id, request.group_id, topic.name, index), value))
+                    queues.append(own.queue)
                 else:
                     codes[index] = INVALID_COMMIT_OFFSET_SIZE
+    if any(queue.deleted for queue in queues):
+        for (key, _), queue in zip(offsets, queues, strict=True):
+            if queue.deleted:
+                results[key.topic][key.partition] = UNKNOWN_TOPIC_OR_PARTITION
+        offsets = [offset for offset, queue in zip(offsets, queues, strict=True) if not queue.deleted]
     return results, offsets
 
 
@@ -305,7 +316,7 @@ def _offset_delete(call: Call) -> Steps[None]:
             return
     results: OffsetResults = {}
     changes: list[tuple[OffsetKey, CommittedOffset | None]] = []
-    offsets = coordinator.offsets.of_group(vhost.id, group.name)
+    known = set(coordinator.offsets.keys_of(vhost.id, group.name))
     for topic in request.topics:
         own = found[topic.name]
         code = own if isinstance(own, int) else NONE
@@ -320,8 +331,9 @@ def _offset_delete(call: Call) -> Steps[None]:
         for partition in topic.partitions:
             index = partition.partition_index
             codes[index] = code
-            if code == NONE and (topic.name, index) in offsets:
-                changes.append((OffsetKey(vhost.id, group.name, topic.name, index), None))
+            key = OffsetKey(vhost.id, group.name, topic.name, index)
+            if code == NONE and key in known:
+                changes.append((key, None))
             elif code == NONE and not 0 <= index < partition_count:
                 codes[index] = UNKNOWN_TOPIC_OR_PARTITION
     coordinator.offsets.change(changes, partial(_deleted, call, coordinator, entry, results))

@@ -367,6 +367,64 @@ def test_pending_offsets_survive_a_restart_and_end_with_their_transaction(
     lab.storage.close(clean=True)
 
 
+def test_a_transaction_ends_with_offsets_that_are_still_being_written(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    assert add_pending(lab, 7, 1)
+    answers: list[bool] = []
+    for number in (2, 3):
+        lab.offsets.add_pending(
+            7, [(OffsetKey("v", "g", "t", 0), CommittedOffset(number, -1, "", 1, ID))], answers.append
+        )
+    assert complete(lab, 7, True)
+    assert (answers, lab.content(), lab.offsets.pending_producers()) == ([True] * 2, {"g": 3}, [])
+    lab.storage.close(clean=False)
+    lab = Lab(tmp_path)
+    assert (lab.content(), lab.offsets.pending_producers()) == ({"g": 3}, [])
+    lab.storage.close(clean=True)
+
+
+@pytest.mark.parametrize("ends_meanwhile", [True, False])
+def test_offsets_of_a_removed_group_are_removed_from_transactions(tmp_path: Path, ends_meanwhile: bool) -> None:
+    """As in Kafka: otherwise the commit would bring the group back."""
+    lab = Lab(tmp_path)
+    assert lab.commit("g", 1) and add_pending(lab, 7, 2) and add_pending(lab, 8, 3, "u")
+    answers: list[bool] = []
+    lab.offsets.change([(key, None) for key in lab.offsets.keys_of("v", "g")], answers.append)
+    if not ends_meanwhile:
+        lab.run()
+    assert complete(lab, 7, True)
+    assert (answers, lab.content(), lab.offsets.pending_producers()) == ([True], {}, [])
+    assert lab.offsets.has_room("v", committed_offsets.VHOST_BYTES_MAX)
+    lab.storage.close(clean=False)
+    lab = Lab(tmp_path)
+    assert (lab.content(), lab.offsets.pending_producers()) == ({}, [])
+    lab.storage.close(clean=True)
+
+
+def test_a_removal_that_is_refused_leaves_transactions_as_they_were(tmp_path: Path) -> None:
+    disk = Disk()
+    lab = Lab(tmp_path, disk)
+    assert lab.commit("g", 1) and add_pending(lab, 7, 2)
+    disk.refuses_writes = True
+    assert not lab.commit("g", None)
+    disk.refuses_writes = False
+    assert lab.content() == {"g": 1}
+    assert complete(lab, 7, True)
+    assert lab.content() == {"g": 2}
+    lab.storage.close(clean=True)
+
+
+def test_an_expired_offset_stays_while_a_transaction_has_a_new_one(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    assert lab.commit("g", 1) and add_pending(lab, 7, 2)
+    lab.offsets.remove_later(lab.keys())
+    lab.run()
+    assert lab.content() == {"g": 1}
+    assert complete(lab, 7, True)
+    assert lab.content() == {"g": 2}
+    lab.storage.close(clean=True)
+
+
 def test_second_completion_does_not_overwrite_a_later_commit(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     assert add_pending(lab, 7, 5)
@@ -405,6 +463,7 @@ def test_refused_pending_offset_is_not_pending(tmp_path: Path) -> None:
     assert add_pending(lab, 7, 1)
     disk.refuses_writes = True
     assert not add_pending(lab, 8, 2)
+    assert not add_pending(lab, 7, 2), "the earlier one stays"
     assert not complete(lab, 7, True)
     disk.refuses_writes = False
     assert lab.offsets.pending_producers() == [("v", "g", 7)]

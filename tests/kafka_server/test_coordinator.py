@@ -27,9 +27,11 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import TxnOffsetCommitRequest
 from kafka_socket import KafkaSocket, build
 
-from amqpd.kafka_server import pace
+from amqpd.broker.session import Session
+from amqpd.broker.vhost.declare import delete_queue
+from amqpd.kafka_server import pace, topics
 from amqpd.kafka_server.committed_offsets import CommittedOffset, OffsetKey
-from amqpd.kafka_server.coordinator import GroupCoordinator, GroupEntry
+from amqpd.kafka_server.coordinator import OFFSETS_KEPT_MS, GroupCoordinator, GroupEntry
 from amqpd.kafka_server.groups import JoinRequest
 from amqpd.kafka_server.server import KafkaFrontEnd
 from amqpd.testing import BrokerFixture, BrokerProcess, BrokerThread, embedded
@@ -497,6 +499,32 @@ def test_a_commit_between_the_steps_of_a_deletion_is_not_deleted(
             assert client.fetch("g", "t") == (7, "")
 
 
+def test_a_commit_has_no_offset_for_a_topic_that_is_deleted_between_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The offset could replace one that was committed for a new topic of this name."""
+    find_topic = topics.find_topic
+
+    def delete_first(session: Session, name: str, kind: Any) -> Any:
+        if name == "other" and "t" in session.vhost.queues:
+            delete_queue(session.vhost, session.vhost.queues["t"])
+        return find_topic(session, name, kind)
+
+    with BrokerThread(tmp_path, settings={"kafka.port": 0}) as broker:
+        declare(broker, "t")
+        declare(broker, "other")
+        with Client(broker) as client:
+            assert client.commit("g", "t", 4) == 0
+            monkeypatch.setattr(topics, "find_topic", delete_first)
+            wanted = [
+                {"name": name, "partitions": [{"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}]}
+                for name in ("t", "other")
+            ]
+            answer = client.ask(OffsetCommitRequest, 7, group_id="g", topics=wanted)
+            assert [each.partitions[0].error_code for each in answer.topics] == [3, 0]
+            assert client.fetch("g", "other") == (5, "")
+
+
 async def test_offsets_of_an_idle_group_expire_and_those_of_members_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -510,9 +538,9 @@ async def test_offsets_of_an_idle_group_expire_and_those_of_members_stay(
             await asyncio.sleep(0)
         topic_id = bytes.fromhex(vhost.queues["t"].id)
 
-        async def commit(group: str, topic: str, ident: bytes, vhost_id: str = vhost.id) -> None:
+        async def commit(group: str, topic: str, ident: bytes, vhost_id: str = vhost.id, commit_ms: int = 1) -> None:
             done = asyncio.get_running_loop().create_future()
-            value = CommittedOffset(5, -1, "", 1, ident)
+            value = CommittedOffset(5, -1, "", commit_ms, ident)
             coordinator.offsets.change([(OffsetKey(vhost_id, group, topic, 0), value)], done.set_result)
             assert await done
 
@@ -529,6 +557,13 @@ async def test_offsets_of_an_idle_group_expire_and_those_of_members_stay(
         assert set(coordinator.offsets.groups(vhost.id)) == {"idle", "busy"}
         assert set(coordinator.offsets.of_group(vhost.id, "busy")) == {("t", 0)}
         assert coordinator.offsets.vhost_ids() == [vhost.id]
+        await commit("transaction", "t", topic_id, commit_ms=server.broker.timers.wall_ms())
+        for name in ("idle", "transaction"):
+            idle = coordinator.find(vhost, name)
+            assert idle is not None
+            idle.group.idle_since_ms -= OFFSETS_KEPT_MS
+        await sweep(coordinator)
+        assert set(coordinator.offsets.groups(vhost.id)) == {"transaction", "busy"}, "a new offset stays"
         monkeypatch.setattr("amqpd.kafka_server.coordinator.OFFSETS_KEPT_MS", 0)
         await sweep(coordinator)
         assert set(coordinator.offsets.groups(vhost.id)) == {"busy"}

@@ -11,7 +11,12 @@ from typing import Any
 
 import pika
 import pytest
-from kafka.protocol.admin import DescribeProducersRequest, DescribeTransactionsRequest, ListTransactionsRequest
+from kafka.protocol.admin import (
+    DeleteGroupsRequest,
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
+)
 from kafka.protocol.consumer import JoinGroupRequest
 from kafka_socket import KafkaSocket
 from transaction_client import TransactionClient, new_topic
@@ -213,6 +218,25 @@ def test_offsets_of_a_transaction_are_the_groups_after_the_commit(client: Transa
         assert client.offset_of(group, topic, stable=True) == (-1, 88)
         assert client.end(commits) == 0
         assert client.offset_of(group, topic) == client.offset_of(group, topic, stable=True) == (expected, 0)
+
+
+@pytest.mark.parametrize("has_offset", [True, False])
+def test_a_deleted_group_is_not_brought_back_by_a_transaction(
+    client: TransactionClient, topic: str, has_offset: bool
+) -> None:
+    """As in Kafka, where a group is deleted together with its pending offsets."""
+    group = f"g-{uuid.uuid4().hex}"
+    for ends in [True, False] if has_offset else [False]:
+        assert client.init() == 0
+        assert client.add_offsets(group) == 0
+        assert client.commit_offset(group, topic, 5) == 0
+        if ends:
+            assert client.end(True) == 0
+    deleted = client.request(DeleteGroupsRequest, 2, groups_names=[group])
+    assert deleted.results[0].error_code == 0
+    assert client.end(True) == 0
+    assert client.offset_of(group, topic, stable=True) == (-1, 0)
+    assert client.request(DeleteGroupsRequest, 2, groups_names=[group]).results[0].error_code == 69
 
 
 @pytest.mark.parametrize("version", range(5))
