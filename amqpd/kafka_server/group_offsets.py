@@ -316,7 +316,7 @@ def _offset_delete(call: Call) -> Steps[None]:
             return
     results: OffsetResults = {}
     changes: list[tuple[OffsetKey, CommittedOffset | None]] = []
-    known = set(coordinator.offsets.keys_of(vhost.id, group.name))
+    offsets = coordinator.offsets.of_group(vhost.id, group.name)
     for topic in request.topics:
         own = found[topic.name]
         code = own if isinstance(own, int) else NONE
@@ -332,7 +332,7 @@ def _offset_delete(call: Call) -> Steps[None]:
             index = partition.partition_index
             codes[index] = code
             key = OffsetKey(vhost.id, group.name, topic.name, index)
-            if code == NONE and key in known:
+            if code == NONE and ((topic.name, index) in offsets or coordinator.offsets.is_pending(key)):
                 changes.append((key, None))
             elif code == NONE and not 0 <= index < partition_count:
                 codes[index] = UNKNOWN_TOPIC_OR_PARTITION

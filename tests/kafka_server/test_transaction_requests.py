@@ -17,7 +17,7 @@ from kafka.protocol.admin import (
     DescribeTransactionsRequest,
     ListTransactionsRequest,
 )
-from kafka.protocol.consumer import JoinGroupRequest
+from kafka.protocol.consumer import JoinGroupRequest, OffsetDeleteRequest
 from kafka_socket import KafkaSocket
 from transaction_client import TransactionClient, new_topic
 
@@ -237,6 +237,18 @@ def test_a_deleted_group_is_not_brought_back_by_a_transaction(
     assert client.end(True) == 0
     assert client.offset_of(group, topic, stable=True) == (-1, 0)
     assert client.request(DeleteGroupsRequest, 2, groups_names=[group]).results[0].error_code == 69
+
+
+def test_a_deleted_offset_is_not_brought_back_by_a_transaction(client: TransactionClient, topic: str) -> None:
+    group = f"g-{uuid.uuid4().hex}"
+    assert client.init() == 0
+    assert client.add_offsets(group) == 0
+    assert client.commit_offset(group, topic, 5) == 0
+    wanted = [{"name": topic, "partitions": [{"partition_index": 0}]}]
+    answer = client.request(OffsetDeleteRequest, 0, group_id=group, topics=wanted)
+    assert (answer.error_code, answer.topics[0].partitions[0].error_code) == (0, 0)
+    assert client.end(True) == 0
+    assert client.offset_of(group, topic, stable=True) == (-1, 0)
 
 
 @pytest.mark.parametrize("version", range(5))
