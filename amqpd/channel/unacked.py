@@ -192,7 +192,7 @@ class Unacked:
         """Return the entry of this tag, with the tag. It stays in the list. A late tag returns nothing."""
         if tag in self._late:
             return []
-        if tag in self._old:
+        if tag < self._base_tag:
             return [(tag, self._old_entry(tag))]
         index = self._index(tag)
         return self._between(index, index)
@@ -214,7 +214,7 @@ class Unacked:
 
     def take_one(self, tag: i64) -> QueueEntry:
         """Remove and return the entry of this tag."""
-        if tag in self._old:
+        if tag < self._base_tag:
             old = self._old_entry(tag)
             del self._old[tag]
             return old
@@ -285,12 +285,17 @@ class Unacked:
         return taken
 
     def _old_tags(self, tag: i64) -> list[i64]:
-        """Return the tags in `_old` up to this one (0: all)."""
-        return [each for each in self._old if each <= tag or tag == 0] if self._old else []
+        """Return the tags in `_old` up to this one (0: all). Cost: linear in these; `_old` is in the order of tags."""
+        found: list[i64] = []
+        for each in self._old:
+            if each > tag and tag != 0:
+                break
+            found.append(each)
+        return found
 
     def _old_entry(self, tag: i64) -> QueueEntry:
-        entry = self._old[tag]
-        if entry.in_transaction:
+        entry = self._old.get(tag)
+        if entry is None or entry.in_transaction:
             raise _unknown_tag(tag)
         return entry
 
@@ -322,7 +327,7 @@ class Unacked:
             if index >= len(self._entries):
                 index = len(self._entries) - 1
             return index if index >= self._head else self._head - 1
-        if tag in self._old:
+        if tag < self._base_tag:
             self._old_entry(tag)
             return self._head - 1
         return self._index(tag)
