@@ -147,8 +147,8 @@ class LogMaintenance:
 
     def _clean_next(self) -> None:
         """Clean the dirtiest log that the last round has found and that was not cleaned since."""
-        if self._stopped or self._store is not None or not self._uncleaned:
-            return
+        if self._stopped or self._store is not None or self._rename_count > 0 or not self._uncleaned:
+            return  # a cleaning that failed may still have renames: the next round continues
         journal = self._committer.journal
         if journal is not None and journal.stopped:  # it has data of segments that must keep their names
             return

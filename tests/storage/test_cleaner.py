@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 import threading
 import time
@@ -344,6 +345,36 @@ def test_round_cleans_all_dirty_logs_once_also_after_a_damaged_one(twin: Twin) -
         assert is_cleaned == [True, True, False, True]
     histories = [read_clean_offsets(harness.filesystem, store.log.directory) for store in stores]
     assert [len(history) for history in histories] == [1, 1, 0, 1]
+
+
+def test_next_cleaning_begins_after_all_renames_of_a_failed_one(twin: Twin) -> None:
+    """Otherwise the second error of a failing disk ended the cleaning of the next log, which had begun."""
+    harness = twin.harness
+    for number in range(60):
+        twin.put(b"k%d" % number, b"." * 100)
+        twin.put(b"again", b"." * 100)
+        harness.end_turn()
+    others = []
+    for number in range(2):
+        _, store = harness.storage.create_queue("v", f"other-{number}", "/")
+        harness.storage.set_policy(store, COMPACT)
+        for turn in range(100):
+            store.append_parts(RecordRoute(b"events", b"k%d" % (turn % 3)), b"\x10\x00\x02", b"." * 100, True)
+            harness.end_turn()
+        others.append(store)
+    failed: list[str] = []
+
+    def fault(name: str, path: str) -> OSError | None:
+        if name == "rename" and path.startswith(harness.directory) and ".swap" in path:
+            failed.append(path)
+            return OSError(errno.EIO, "Input/output error")
+        return None
+
+    harness.filesystem.fault = fault
+    maintain(harness)
+    assert len(failed) > 1
+    assert [store.record_count < 30 for store in others] == [True, True]
+    assert [len(read_clean_offsets(harness.filesystem, store.log.directory)) for store in others] == [1, 1]
 
 
 def test_damaged_cleaner_checkpoint_counts_as_missing(twin: Twin) -> None:
