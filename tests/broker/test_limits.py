@@ -316,3 +316,30 @@ def test_publish_to_full_queue_while_log_cannot_be_read(memory_room, arguments) 
     room.turn.schedule()
     room.advance(2000)
     assert room.bodies(queue) == [b"1", b"2"]
+
+
+def test_queue_that_cannot_be_read_has_one_retry_at_a_time(memory_room, monkeypatch) -> None:
+    """Its dispatch has parts that fail on their own. With a retry for each, there were twice as many a second later."""
+    room = memory_room()
+    queue = room.queue("q", x_max_length=2, x_message_ttl=1_000_000, x_retain="1h")
+    for number in range(2):
+        room.publish("q", b"%d" % number)
+    for entry in [queue.get(False) for _ in range(2)]:
+        entry.message = None  # as after a delivery from a log
+        queue.requeue(entry, True)
+    room.filesystem.fault = lambda name, _path: OSError(errno.EIO, "unreadable") if name == "pread" else None
+    delays = []
+    call_later = room.pump_retries.call_later
+
+    def count(delay_s: float, *call: object) -> None:
+        delays.append(delay_s)
+        call_later(delay_s, *call)
+
+    monkeypatch.setattr(room.pump_retries, "call_later", count)
+    assert room.publish("q", b"2")
+    for _ in range(10):
+        room.advance(1000)
+    assert delays == [1, 2, 4, 8]
+    room.filesystem.fault = None
+    room.advance(10_000)
+    assert room.bodies(queue) == [b"1", b"2"]

@@ -127,26 +127,32 @@ class FailedQueueRetry:
 
     def __init__(self, call_later: Callable[..., object]) -> None:
         self.call_later = call_later
-        self._waiting: set[QueueBase] = set()
+        # Queues with a scheduled or running retry, with an error that was reported since.
+        self._waiting: dict[QueueBase, Exception | None] = {}
 
     def failed(self, queue: QueueBase, error: Exception) -> None:
-        """Log the error of a queue's pump and schedule a retry, if none is scheduled."""
+        """Log the error of a queue's pump and schedule a retry, if none is scheduled or running."""
         if queue in self._waiting:
+            self._waiting[queue] = error
             return
         _log_failure(queue, error, FIRST_S, first=True)
         self._schedule(queue, FIRST_S)
 
     def _schedule(self, queue: QueueBase, delay_s: float) -> None:
-        self._waiting.add(queue)
+        self._waiting[queue] = None
         self.call_later(delay_s, self._retry, queue, delay_s)
 
     def _retry(self, queue: QueueBase, delay_s: float) -> None:
-        self._waiting.discard(queue)
-        if queue.deleted:
-            return
-        try:
-            queue.dispatch()
-        except Exception as error:  # noqa: BLE001  # logged by `_log_failure`
+        error: Exception | None = None
+        self._waiting[queue] = None
+        if not queue.deleted:
+            try:
+                queue.dispatch()
+            except Exception as raised:  # noqa: BLE001  # logged by `_log_failure`
+                error = raised
+        reported = self._waiting.pop(queue)  # by a part of the dispatch
+        error = error or reported
+        if error is not None and not queue.deleted:
             delay_s = min(2 * delay_s, RETRY_S_MAX)
             _log_failure(queue, error, delay_s, first=False)
             self._schedule(queue, delay_s)
