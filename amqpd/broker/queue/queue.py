@@ -494,8 +494,15 @@ class Queue(QueueBase):
 
         Raises: the exception of a command. The commands after it stay.
         """
-        for _ in range(len(self.getters)):
-            self.getters.pop(0)()
+        if not self.getters:
+            return
+        called_count: i64 = 0
+        try:
+            for getter in list(self.getters):
+                called_count += 1
+                getter()
+        finally:
+            del self.getters[:called_count]
 
     def discard_if_expired(self, entry: QueueEntry) -> bool:
         over = self.expiry is not None and self.expiry.is_over(entry)
