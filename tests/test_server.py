@@ -372,6 +372,22 @@ def test_py_amqp_qos_for_each_consumer_is_a_window_of_its_own(amqpd_broker: Brok
         assert [len(each) for each in deliveries.values()] == [2, 2]
 
 
+def test_py_amqp_global_qos_is_one_window_however_often_it_is_sent(amqpd_broker: BrokerProcess) -> None:
+    deliveries: list[object] = []
+    with amqp.Connection(f"127.0.0.1:{amqpd_broker.amqp_port}", "guest", "guest") as connection:
+        channel = connection.channel()
+        queue = channel.queue_declare(exclusive=True).queue
+        for _ in range(6):
+            channel.basic_publish(amqp.Message("x"), "", queue)
+        for _ in range(2):
+            channel.basic_qos(0, 2, True)
+        for _ in range(2):
+            channel.basic_consume(queue, callback=deliveries.append)
+        channel.basic_qos(0, 3, False)
+        channel.queue_declare(queue, passive=True)  # its reply comes after all due deliveries
+        assert len(deliveries) == 3
+
+
 def test_py_amqp_qos_towards_rabbitmq(compatible: BrokerProcess) -> None:
     """Towards RabbitMQ, py-amqp knows that global=false is per consumer, for later consumers."""
     assert unacked_at_once(compatible, [3, 5]) == [6, 6]

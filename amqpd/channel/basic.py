@@ -48,7 +48,7 @@ def basic_qos(channel: Channel, command: BasicQos) -> None:
     if command.prefetch_size:
         raise NotImplementedByBroker(f"prefetch_size!=0 ({command.prefetch_size})", methods.BASIC_QOS)
     deliveries = channel.deliveries
-    if deliveries.window_size > 0 and not deliveries.has_consumed:
+    if deliveries.window_size > 0 and not deliveries.has_consumed and not command.global_:
         deliveries.channel_wide_qos = False  # nameko: one basic.qos for each consumer. Celery sends one for all
     # rabbit: only basic.consume checks whether the type of the queue has a window
     # py-amqp expects the specification's meaning from a broker that is not called RabbitMQ
