@@ -230,7 +230,9 @@ class Unacked:
         """Remove and return all entries up to the tag (0: all)."""
         index = self._last_index(tag)
         entries = self._entries
-        taken: list[QueueEntry] = [self._old.pop(each) for each in self._old_tags(tag)]
+        taken: list[QueueEntry] = []
+        if self._old:
+            taken = [self._old.pop(each) for each in self._old_tags(tag)]
         position = self._head
         while position <= index:
             entry = entries[position]
