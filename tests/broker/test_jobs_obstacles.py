@@ -220,7 +220,7 @@ class TestObstacles:
         assert offsets == [("source", number) for number in range(10)]
 
     def test_job_that_cannot_begin_is_not_listed(self, memory_room: Any) -> None:
-        """It would count as running for ever, and few jobs may run."""
+        """If it were listed, it would count as a running job for ever, and a broker runs only a few jobs."""
         room = memory_room()
         jobs = JobManager(room.republisher, room.turn, room._soon.append)
         source = room.queue("source")
