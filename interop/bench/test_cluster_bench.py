@@ -227,7 +227,7 @@ def test_rounds_alternate_which_side_is_first(monkeypatch: pytest.MonkeyPatch) -
 
 
 @needs_compiler
-@pytest.mark.external
+@pytest.mark.on_demand
 def test_short_run_of_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Needs RabbitMQ, Kafka's jars and a Java; otherwise it is skipped with the reason."""
     kafka_rig = pytest.importorskip("kafka_rig")

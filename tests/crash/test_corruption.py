@@ -53,7 +53,7 @@ def test_log_torn_at_every_byte_of_4_kib_keeps_complete_batches() -> None:
     check_torn_tails(4096, 4)
 
 
-@pytest.mark.ci_long
+@pytest.mark.on_demand
 @pytest.mark.timeout(1200)
 def test_log_torn_at_every_byte_of_64_kib_keeps_complete_batches() -> None:
     check_torn_tails(65536, 16)

@@ -398,11 +398,11 @@ async def test_20_failing_calls_lose_no_confirmed_message(tmp_path: Path) -> Non
 
 @pytest.mark.ci_long
 @pytest.mark.timeout(1700)
-async def test_300_failing_calls_lose_no_confirmed_message(tmp_path: Path) -> None:
+async def test_150_failing_calls_lose_no_confirmed_message(tmp_path: Path) -> None:
     """Three brokers run at the same time, since most of the time is spent in starts."""
     for lane in range(3):
         (tmp_path / str(lane)).mkdir()
-    await asyncio.gather(*(failing_calls(tmp_path / str(lane), 100, seed=300 + lane) for lane in range(3)))
+    await asyncio.gather(*(failing_calls(tmp_path / str(lane), 50, seed=300 + lane) for lane in range(3)))
 
 
 def amqpctl(broker: BrokerProcess, *arguments: str) -> str:

@@ -224,10 +224,15 @@ def wait_for_end_of_session(session):
 
 @pytest.mark.timeout(5400)
 @pytest.mark.parametrize(
-    "target", [pytest.param("files", marks=pytest.mark.ci_long), pytest.param("database", marks=pytest.mark.on_demand)]
+    ("target", "wanted_kills"),
+    [
+        pytest.param("files", 8, marks=pytest.mark.ci_long),
+        pytest.param("files", 20, marks=pytest.mark.on_demand),
+        pytest.param("database", 20, marks=pytest.mark.on_demand),
+    ],
 )
-def test_twenty_kills_of_an_incremental_export_lose_nothing(broker, tmp_path, spark, target):
-    """200,000 records arrive meanwhile. Each kill hits a random part at a random moment."""
+def test_kills_of_an_incremental_export_lose_nothing(broker, tmp_path, spark, target, wanted_kills):
+    """10,000 records for each kill arrive meanwhile. Each kill hits a random part at a random moment."""
     url = f"sqlite:///{tmp_path / 'lake.db'}"
     arguments = ["--batch", "2000"]
     export = Export(broker, tmp_path, *arguments, to=url if target == "database" else None)
@@ -235,18 +240,18 @@ def test_twenty_kills_of_an_incremental_export_lose_nothing(broker, tmp_path, sp
     rng = random.Random(seed)
     kills = dict.fromkeys(VICTIMS, 0)
     runs = 0
-    while sum(kills.values()) < 20:
-        assert runs < 60, f"most runs ended before their kill: {kills}"
-        if runs < 20:
+    while sum(kills.values()) < wanted_kills:
+        assert runs < 3 * wanted_kills, f"most runs ended before their kill: {kills}"
+        if runs < wanted_kills:
             fill(broker, 10_000)
         runs += 1
         victim = VICTIMS[sum(kills.values()) % 4]
-        batches = rng.choice((0, 1, 2, 3, 4)) if runs <= 20 else 0
+        batches = rng.choice((0, 1, 2, 3, 4)) if runs <= wanted_kills else 0
         kills[victim] += export.run_and_kill(rng, victim, batches, 0.5 if batches else 4.0)
         print(f"run {runs}, kill of {victim}: {export.batch()} batches done", flush=True)
     summary = export.finish()
     print(f"seed {seed}: kills {kills} in {runs} runs; last run {summary}", flush=True)
-    wanted = list(range(200_000))
+    wanted = list(range(10_000 * wanted_kills))
     if target == "database":
         engine = create_engine(url)
         with engine.connect() as connection:

@@ -177,6 +177,10 @@ TARGETS = {
 }
 
 
+# The table is the one of "iceberg", the checkpoint the one of "objects".
+EACH_STEP = [pytest.param(name, marks=pytest.mark.on_demand) if name == "iceberg objects" else name for name in TARGETS]
+
+
 @pytest.fixture(params=list(TARGETS))
 def target(request, tmp_path, monkeypatch):
     if "objects" in request.param:
@@ -239,6 +243,7 @@ def test_commands(written, tmp_path, s3, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("target", EACH_STEP, indirect=True)
 @pytest.mark.parametrize("after", [ALSO_BEFORE, True], ids=["before", "after"])
 def test_paused_at_each_step(written, target, pause_steps, monkeypatch, after):
     monkeypatch.setattr(shared_checkpoint, "LOCK_S", 0.0)
@@ -266,6 +271,7 @@ def test_paused_at_each_step(written, target, pause_steps, monkeypatch, after):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("target", EACH_STEP, indirect=True)
 @pytest.mark.parametrize("after", [ALSO_BEFORE, True], ids=["before", "after"])
 def test_killed_at_each_step(written, target, kill_steps, after):
     for owner, names in target.steps:
