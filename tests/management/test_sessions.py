@@ -89,7 +89,9 @@ class TestSessions:
         assert reloaded.user(token, users) == "ann"
         assert reloaded.user(ended, users) is None
         users.rows["ann"] = Row("another")
-        assert LoginSessions(60.0, path).user(token, users) is None
+        with_new_password = LoginSessions(60.0, path)
+        assert with_new_password.user(token, users) is None
+        with_new_password.wait_saved()
 
     @pytest.mark.parametrize(
         "text", ["", "[]", "{", '{"a": 1}', '{"a": [1, 2]}', '{"a": ["u", "p", "soon"]}', "null", '"x"']
