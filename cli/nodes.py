@@ -83,6 +83,7 @@ def _sections(found: dict[str, Any], unit: str) -> Iterator[tuple[str, list[str]
             f"OS: {found['os']}",
             f"Uptime (seconds): {found['uptime_ms'] // 1000}",
             f"{found['product']} version: {found['version']} ({found['build']})",
+            *_rabbitmq_version(found),
             f"Node name: {found['node']}",
             f"Python: {found['python']}",
             f"Log level: {found['log_level']}",
@@ -129,6 +130,11 @@ def _sections(found: dict[str, Any], unit: str) -> Iterator[tuple[str, list[str]
             for one in found["listeners"]
         ],
     )
+
+
+def _rabbitmq_version(found: dict[str, Any]) -> list[str]:
+    """Return rabbitmqctl's line, from which scripts read the version, if the setting `compat` asks for RabbitMQ."""
+    return [f"RabbitMQ version: {found['product_version']}"] if found.get("product_name") == "RabbitMQ" else []
 
 
 def _clock(clock: dict[str, Any]) -> list[str]:

@@ -2,8 +2,8 @@
 
 - Listeners, connections of a user, permissions, restart of a vhost, unresponsive queues, policies by name.
 - `tls_versions`, `cipher_suites`, in three formats: OpenSSL's names, Erlang's tuples and maps.
-- `eval`: five Erlang expressions that clients' test suites send, each a call of the admin API for administrators.
-  The text must be equal, white space included; nothing is evaluated. The answer is printed as an Erlang term.
+- `eval`: six Erlang expressions that clients' test suites and Puppet send. Each is a call of the admin API, for
+  administrators. The text must be equal, white space included; nothing is evaluated. An answer is an Erlang term.
 - Feature flags and deprecated features: all features are enabled.
 - rabbitmq-plugins: plugins that amqpd has built in are enabled and cannot be disabled; there are no others.
 """
@@ -314,6 +314,7 @@ CIPHER_SUITE_COMMANDS: Final = (
 
 
 _BINARY: Final = '<<"([^"\\\\\\x00-\\x1f]*)">>'
+_STRING: Final = r'list_to_binary\("([^"\\\x00-\x1f]*)"\)'
 _BINARIES: Final = f"\\[((?:{_BINARY}(?:, ?{_BINARY})*)?)\\]"
 
 
@@ -334,10 +335,27 @@ def _set_loopback_users(context: Context, found: re.Match[str]) -> None:
 
 def _get_loopback_users(context: Context, _found: re.Match[str]) -> None:
     users = _send(context, "GET", "loopback_users").data["value"]
-    if context.line.formatter == "json":
-        context.out.write(compact({"node": context.node, "result": "ok", "value": users}) + "\n")
+    _show_term(context, "[" + ",".join(f'<<"{user}">>' for user in users) + "]", users)
+
+
+def _check_password(context: Context, found: re.Match[str]) -> None:
+    name, password = found.groups()
+    body = {"username": name, "password": password}
+    if _send(context, "POST", "authenticate_user", body).data["authenticated"]:
+        tags = context.client.get(f"/api/users/{quoted(name)}")["tags"]
+        term = f'{{ok,{{user,<<"{name}">>,[{",".join(tags)}],[{{rabbit_auth_backend_internal,none}}]}}}}'
+        _show_term(context, term, ["ok", ["user", name, tags, [["rabbit_auth_backend_internal", "none"]]]])
     else:
-        context.out.write("[" + ",".join(f'<<"{user}">>' for user in users) + "]\n")
+        reason = "user '~s' - invalid credentials"
+        term = f'{{refused,<<"{name}">>,"{reason}",[<<"{name}">>]}}'
+        _show_term(context, term, ["refused", name, [*reason.encode()], [name]])
+
+
+def _show_term(context: Context, term: str, value: object) -> None:
+    if context.line.formatter == "json":
+        context.out.write(compact({"node": context.node, "result": "ok", "value": value}) + "\n")
+    else:
+        context.out.write(term + "\n")
 
 
 def _send(context: Context, method: str, path: str, body: object = None) -> ApiAnswer:
@@ -351,34 +369,45 @@ def _ok(context: Context) -> None:
         context.out.write("ok\n")
 
 
-KNOWN: Final[tuple[tuple[str, str, Callable[[Context, re.Match[str]], Any]], ...]] = (
+KNOWN: Final[tuple[tuple[str, str, str, Callable[[Context, re.Match[str]], Any]], ...]] = (
     (
         "rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).",
+        "or disk",
         r"rabbit_alarm:set_alarm\(\{\{resource_limit, (memory|disk), node\(\)\}, \[\]\}\)\.",
         partial(_alarm, "PUT"),
     ),
     (
         "rabbit_alarm:clear_alarm({resource_limit, memory, node()}).",
+        "or disk",
         r"rabbit_alarm:clear_alarm\(\{resource_limit, (memory|disk), node\(\)\}\)\.",
         partial(_alarm, "DELETE"),
     ),
     (
         "application:set_env(rabbit, channel_max, 2047).",
+        "until the next start",
         r"application:set_env\(rabbit, channel_max, ([0-9]{1,9})\)\.",
         _set_channel_max,
     ),
     (
         'application:set_env(rabbit, loopback_users, [<<"guest">>]).',
+        "until the next start",
         rf"application:set_env\(rabbit, loopback_users, {_BINARIES}\)\.",
         _set_loopback_users,
     ),
     (
         "{ok, V} = application:get_env(rabbit, loopback_users), V.",
+        "users as Erlang binaries",
         r"\{ok, V\} = application:get_env\(rabbit, loopback_users\), V\.",
         _get_loopback_users,
     ),
+    (
+        'rabbit_access_control:check_user_pass_login(list_to_binary("guest"), list_to_binary("guest")).',
+        "{ok, ...} or {refused, ...}",
+        rf"rabbit_access_control:check_user_pass_login\({_STRING}, {_STRING}\)\.",
+        _check_password,
+    ),
 )
-"""Example of each expression, its pattern, its function."""
+"""Example of each expression, its description, its pattern, its function."""
 
 
 def evaluate(context: Context) -> None:
@@ -408,12 +437,12 @@ def evaluate_file(context: Context) -> None:
 
 
 def _do(context: Context, text: str) -> None:
-    for _, pattern, call in KNOWN:
+    for _, _, pattern, call in KNOWN:
         found = re.fullmatch(pattern, text)
         if found is not None:
             call(context, found)
             return
-    known = "".join(f"\n  {example}" for example, _, _ in KNOWN)
+    known = "".join(f"\n  {example}" for example, *_ in KNOWN)
     raise Failure(UNAVAILABLE, f"amqpctl evaluates no Erlang. It knows only these expressions:{known}")
 
 
@@ -421,14 +450,14 @@ EVAL_COMMANDS: Final = (
     Command(
         "eval",
         "Operations",
-        "Runs one of five Erlang expressions from clients' test suites, and no others",
+        "Runs one of six Erlang expressions from clients' test suites and Puppet, and no others",
         evaluate,
         "<expression>",
         0,
         1,
         (
             ("<expression>", "one of the following; without it, read from standard input"),
-            *((example, "or disk" if "memory" in example else "until the next start") for example, _, _ in KNOWN),
+            *((example, hint) for example, hint, _, _ in KNOWN),
         ),
         examples=(
             ("eval 'rabbit_alarm:set_alarm({{resource_limit, disk, node()}, []}).'", "same as set_alarm disk"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from fake_broker import Ctl, FakeBroker
 
@@ -125,6 +127,31 @@ def test_eval_reads_and_sets_environment(broker: FakeBroker, ctl: Ctl) -> None:
 
 
 @pytest.mark.parametrize(
+    ("authenticated", "term", "value"),
+    [
+        (
+            True,
+            '{ok,{user,<<"a">>,[management,monitoring],[{rabbit_auth_backend_internal,none}]}}',
+            ["ok", ["user", "a", ["management", "monitoring"], [["rabbit_auth_backend_internal", "none"]]]],
+        ),
+        (
+            False,
+            """{refused,<<"a">>,"user '~s' - invalid credentials",[<<"a">>]}""",
+            ["refused", "a", [*b"user '~s' - invalid credentials"], ["a"]],
+        ),
+    ],
+)
+def test_eval_checks_password(broker: FakeBroker, ctl: Ctl, authenticated: bool, term: str, value: object) -> None:
+    """Puppet looks for "refused" in the answer."""
+    broker.answers["POST", "/api/amqpd/authenticate_user"] = (200, {"authenticated": authenticated, "user": "a"})
+    broker.answers["GET", "/api/users/a"] = (200, {"name": "a", "tags": ["management", "monitoring"]})
+    text = 'rabbit_access_control:check_user_pass_login(list_to_binary("a"), list_to_binary("p w")).'
+    assert ctl("eval", text) == (0, f"{term}\n", "")
+    assert broker.requests[0].body == {"username": "a", "password": "p w"}
+    assert json.loads(ctl("eval", text, "--formatter", "json").out)["value"] == value
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "1 + 1.",
@@ -136,6 +163,7 @@ def test_eval_reads_and_sets_environment(broker: FakeBroker, ctl: Ctl) -> None:
         "rabbit_alarm:set_alarm({{resource_limit, cpu, node()}, []}).",
         " {ok, V} = application:get_env(rabbit, loopback_users), V.",
         'application:set_env(rabbit, loopback_users, [<<"a\\"b">>]).',
+        'rabbit_access_control:check_user_pass_login(list_to_binary("a"), list_to_binary("p\\"")).',
     ],
 )
 def test_eval_refuses_other_expressions(broker: FakeBroker, ctl: Ctl, text: str) -> None:

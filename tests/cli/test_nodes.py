@@ -85,6 +85,14 @@ def test_status_prints_units_and_json(broker: FakeBroker, ctl: Ctl) -> None:
     assert json.loads(ctl("status", "--formatter", "json").out) == STATUS
 
 
+def test_status_with_compat_has_version_line_of_rabbitmq(broker: FakeBroker, ctl: Ctl) -> None:
+    """Puppet and Ansible read the rest of this line as a version."""
+    for product, version, line in (("RabbitMQ", "3.12.0", ["RabbitMQ version: 3.12.0"]), ("amqpd", "0.1.0", [])):
+        status = {**STATUS, "product_name": product, "product_version": version}
+        broker.answers["GET", "/api/amqpd/status"] = (200, status)
+        assert [each for each in ctl("-q", "status").out.splitlines() if each.startswith("RabbitMQ")] == line
+
+
 def test_status_of_stopped_app_is_an_error(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/amqpd/status"] = (200, {**STATUS, "app_running": False})
     result = ctl("status")
