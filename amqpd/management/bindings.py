@@ -17,7 +17,7 @@ import hashlib
 from base64 import urlsafe_b64encode
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, unquote
 
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost import declare
@@ -230,6 +230,10 @@ def _find(call: ApiRequest, ends: BindingEnds) -> Binding:
     for binding in _between(ends):
         # Some clients encode the routing key only once.
         if binding.routing_key == wanted and not binding.arguments:
+            return binding
+    for binding in _between(ends):
+        # Ansible does not encode the properties key. rabbit: decodes it once more than the path.
+        if unquote(properties_key(binding.routing_key, binding.arguments), errors="surrogateescape") == wanted:
             return binding
     raise ResourceNotFound(f"no binding '{wanted}' from '{ends.source.name}' to '{ends.destination.name}'")
 

@@ -193,8 +193,9 @@ def clock_state(call: ApiRequest) -> dict[str, Any]:
 
 
 def check_node_name(call: ApiRequest) -> None:
-    """Raise ResourceNotFound if the path names another node."""
-    if call.params.get("node", call.node) != call.node:
+    """Raise ResourceNotFound if the path names another node. Nagios's checks name it rabbit@HOST."""
+    host = call.node.partition("@")[2]
+    if call.params.get("node", call.node) not in (call.node, f"rabbit@{host}"):
         raise ResourceNotFound(f"no node '{call.params['node']}'")
 
 

@@ -70,6 +70,9 @@ class TestNode:
         versions = {each["name"]: each["version"] for each in node["applications"]}
         assert versions["rabbit"] == api.get("/api/overview")["rabbitmq_version"]
         assert api.get(f"/api/nodes/{quote(node['name'])}").keys() == node.keys()
+        host = node["name"].partition("@")[2]
+        assert api.get(f"/api/nodes/rabbit@{host}")["name"] == node["name"]  # the name that Nagios's checks write
+        assert api("GET", "/api/nodes/rabbit@other").status == 404
         assert api.get("/api/nodes?columns=name,running") == [{"name": node["name"], "running": True}]
 
     def test_memory_parts_add_up_to_total(self, api):

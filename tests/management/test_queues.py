@@ -355,6 +355,18 @@ class TestBindings:
         keys = {properties_key(key, arguments) for key in ("", "k") for arguments in ({}, {"a": 1}, {"a": 2})}
         assert len(keys) == 6
 
+    @pytest.mark.parametrize("arguments", [{}, {"k": "v"}])
+    def test_properties_key_decodes_once_or_twice(self, api, v, channel, arguments):
+        """Ansible sends the properties key as it is in the list. A path decodes it once, and RabbitMQ once more."""
+        channel.queue_declare("q")
+        path = f"/api/bindings/{v}/e/amq.topic/q/q"
+        for encode in (str, lambda key: quote(key, safe="")):
+            api.send_ok("POST", path, {"routing_key": "a.*/b #+1", "arguments": arguments})
+            key = next(each["properties_key"] for each in api.get(path))
+            assert api.get(f"{path}/{encode(key)}")["routing_key"] == "a.*/b #+1"
+            api.send_ok("DELETE", f"{path}/{encode(key)}")
+            assert api.get(path) == []
+
     @pytest.mark.parametrize("key", ["", "a.b", "a/b ~c", "é%2F"])
     @pytest.mark.parametrize("arguments", [{}, {"x": 1}])
     def test_binding_is_created_read_and_deleted(self, api, v, key, arguments):
