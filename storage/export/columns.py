@@ -6,7 +6,7 @@ pyspark.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Final
 
 PROPERTIES: Final = (
@@ -48,26 +48,12 @@ class UnknownColumn(ValueError):
     """The requested column does not exist."""
 
 
-def chosen(columns: Sequence[str], include_properties: bool, include_headers: bool) -> list[str]:
-    """Return the names of a query's columns, in order.
-
-    Args:
-        columns: Value of the option `columns`; empty for the base columns.
-        include_properties: Add `properties` and `raw_properties`.
-        include_headers: Add `headers` and `raw_headers`.
-
-    Raises: UnknownColumn.
-    """
-    names = list(columns) or list(BASE)
-    if include_properties:
-        names += ["properties", "raw_properties"]
-    if include_headers:
-        names += ["headers", "raw_headers"]
+def check_columns(names: Iterable[str]) -> None:
+    """Raises: UnknownColumn."""
     for name in names:
         if name not in COLUMNS:
             raise UnknownColumn(f"unknown column '{name}', expected one of {', '.join(COLUMNS)}")
-    return list(dict.fromkeys(names))
 
 
-def ddl(names: Sequence[str]) -> str:
+def ddl(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}` {COLUMNS[name]}" for name in names)

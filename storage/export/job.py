@@ -33,7 +33,7 @@ from urllib.parse import quote
 from amqpd.storage.acks.retained import file_name
 from amqpd.storage.export import offsets
 from amqpd.storage.export.checkpoint import ExportCheckpoint, ExportLedger, Progress
-from amqpd.storage.export.columns import BASE, COLUMNS, TIMES, chosen
+from amqpd.storage.export.columns import BASE, COLUMNS, TIMES, check_columns
 from amqpd.storage.export.engine import ExportEngine, ExportRows
 from amqpd.storage.export.files import BrokerSource, BrokerUnreachable, LogSource, QueueName, SourceError
 from amqpd.storage.export.object_store import is_object_store
@@ -319,7 +319,7 @@ class ExportJob:
 
     def _check(self) -> None:
         options = self.options
-        chosen(list(options.columns), False, False)
+        check_columns(options.columns)
         for name in options.partition_by:
             if name not in TIMES and name not in options.columns:
                 raise BadExport(f"--partition-by {name}: expected date, hour or one of {', '.join(options.columns)}")

@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -62,18 +62,14 @@ class ObjectStore:
     """
 
     def __init__(self, url: str) -> None:
-        from obstore.exceptions import BaseError
-
         self.url = url
         self.cloud = SCHEMES[url.partition("://")[0].lower()]
         if urlsplit(url).query:
             raise ObjectStoreError(f"--to {url}: options after ? are not read; set the environment's variables instead")
-        try:
+        with self._errors():
             self._store = self._open(RETRY)
             for _ in self._listed(self._open(RETRY_OF_CHECK)):
                 break
-        except (BaseError, OSError) as error:
-            raise self._failure(error) from error
 
     def _open(self, retry: dict[str, Any]) -> Any:
         from obstore.store import from_url
@@ -95,16 +91,24 @@ class ObjectStore:
             for each in chunk:
                 yield each["path"], each["size"]
 
-    def _failure(self, error: Exception) -> ObjectStoreError:
-        if isinstance(error, ObjectStoreError):
-            return error
-        text = str(error)
-        answer = _ANSWER.search(text)
-        if answer is not None:
-            text = f"the store answers {answer[1]}: {answer[2]}"
-        if _METADATA_SERVICE in text:
-            text = f"no credentials found; set {_CREDENTIALS[self.cloud]}"
-        return ObjectStoreError(f"--to {self.url}: {text.splitlines()[0] if text else type(error).__name__}")
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise the errors of obstore as ObjectStoreError."""
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except ObjectStoreError:
+            raise
+        except (BaseError, OSError) as error:
+            text = str(error)
+            answer = _ANSWER.search(text)
+            if answer is not None:
+                text = f"the store answers {answer[1]}: {answer[2]}"
+            if _METADATA_SERVICE in text:
+                text = f"no credentials found; set {_CREDENTIALS[self.cloud]}"
+            text = text.splitlines()[0] if text else type(error).__name__
+            raise ObjectStoreError(f"--to {self.url}: {text}") from error
 
     def names(self) -> Iterator[str]:
         """Yield the names of all objects, without the prefix. Cost: a request for each thousand."""
@@ -112,25 +116,17 @@ class ObjectStore:
 
     def sizes(self, folder: str = "") -> Iterator[tuple[str, int]]:
         """Yield the name and size in bytes of all objects, or of a folder's. Cost: a request for each thousand."""
-        from obstore.exceptions import BaseError
-
-        try:
+        with self._errors():
             yield from self._listed(self._store, folder)
-        except (BaseError, OSError) as error:
-            raise self._failure(error) from error
 
     def read(self, name: str) -> tuple[bytes, str] | None:
         """Return the content of a small object, and its version; None if it does not exist."""
         import obstore
-        from obstore.exceptions import BaseError
 
-        try:
+        with self._errors(), suppress(FileNotFoundError):
             found = obstore.get(self._store, name)
             return bytes(found.bytes()), _version_of(found.meta)
-        except FileNotFoundError:
-            return None
-        except (BaseError, OSError) as error:
-            raise self._failure(error) from error
+        return None
 
     def replace(self, name: str, data: bytes, version: str | None) -> str:
         """Replace a small object if it has this version, or create it. Return its new version.
@@ -148,65 +144,48 @@ class ObjectStore:
     def replace_if(self, name: str, data: bytes, version: str | None) -> str | None:
         """Replace a small object as `replace` does, but return None if another program has written it meanwhile."""
         import obstore
-        from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        try:
+        with self._errors(), suppress(AlreadyExistsError, PreconditionError):
             result = obstore.put(self._store, name, data, mode="create" if version is None else json.loads(version))
             return _version_of(result)
-        except (AlreadyExistsError, PreconditionError):
-            found = self.read(name)
-            if found is not None and found[0] == data:
-                return found[1]  # the answer to the first attempt was lost
-            return None
-        except (BaseError, OSError) as error:
-            raise self._failure(error) from error
+        found = self.read(name)
+        if found is not None and found[0] == data:
+            return found[1]  # the answer to the first attempt was lost
+        return None
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small object, whether it exists or not."""
         import obstore
-        from obstore.exceptions import BaseError
 
-        try:
+        with self._errors():
             obstore.put(self._store, name, data)
-        except (BaseError, OSError) as error:
-            raise self._failure(error) from error
 
     def copy(self, source: str, name: str) -> bool:
         """Copy an object in the store, and replace one with this name. Return False if `source` does not exist."""
         import obstore
-        from obstore.exceptions import BaseError
 
-        try:
+        with self._errors(), suppress(FileNotFoundError):
             obstore.copy(self._store, source, name)
             return True
-        except FileNotFoundError:
-            return False
-        except (BaseError, OSError) as error:
-            raise self._failure(error) from error
+        return False
 
     def download(self, name: str, path: Path) -> None:
         """Copy an object to a new file. Raises ObjectStoreError, also if the object does not exist."""
         import obstore
-        from obstore.exceptions import BaseError
 
-        try:
-            with path.open("wb") as file:
-                for piece in obstore.get(self._store, name):
-                    file.write(piece)
-        except (BaseError, OSError) as error:
-            raise self._failure(error) from error
+        with self._errors(), path.open("wb") as file:
+            for piece in obstore.get(self._store, name):
+                file.write(piece)
 
     def delete(self, names: list[str]) -> None:
         """Delete objects. Those that do not exist are no error."""
         import obstore
-        from obstore.exceptions import BaseError
 
-        try:
+        with self._errors():
             for name in names:
                 with suppress(FileNotFoundError):
                     obstore.delete(self._store, name)
-        except (BaseError, OSError) as error:
-            raise self._failure(error) from error
 
     def final(self, path: Path) -> str:
         return str(path)
@@ -225,12 +204,9 @@ class ObjectStore:
 
     def _put(self, staged: str, name: str) -> None:
         import obstore
-        from obstore.exceptions import BaseError
 
-        try:
+        with self._errors():
             obstore.put(self._store, name, Path(staged), chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
-        except (BaseError, OSError) as error:
-            raise self._failure(error) from error
 
 
 def _version_of(found: Any) -> str:

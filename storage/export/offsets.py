@@ -103,24 +103,18 @@ def _resolve(snapshot: Snapshot, offset: int) -> int:
 
 
 def _parts(options: ReadOptions, ranges: list[Range]) -> list[LogPartition]:
-    sizes = []
+    def split(size: int) -> list[LogPartition]:
+        settled = options.include_settled
+        return [
+            part
+            for each in ranges
+            for part in each.snapshot.parts(each.first, each.stop, split_bytes=size, include_settled=settled)
+        ]
+
     for each in ranges:
         _check(options, each)
-        if options.parts_min > 1:
-            sizes += [
-                part.size_bytes
-                for part in each.snapshot.parts(
-                    each.first, each.stop, split_bytes=1 << 62, include_settled=options.include_settled
-                )
-            ]
-    split_bytes = split_size(sizes, options.split_bytes, options.parts_min)
-    return [
-        part
-        for each in ranges
-        for part in each.snapshot.parts(
-            each.first, each.stop, split_bytes=split_bytes, include_settled=options.include_settled
-        )
-    ]
+    whole = split(1 << 62) if options.parts_min > 1 else []
+    return split(split_size([part.size_bytes for part in whole], options.split_bytes, options.parts_min))
 
 
 def _check(options: ReadOptions, wanted: Range) -> None:

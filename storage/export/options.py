@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from amqpd.storage.export.arrow import BATCH_ROWS
-from amqpd.storage.export.columns import chosen
+from amqpd.storage.export.columns import BASE, check_columns
 from amqpd.storage.export.files import DESCRIPTION, DirectorySource, LogSource, QueueName
 from amqpd.storage.export.plan import SPLIT_BYTES
 
@@ -131,7 +131,12 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
     if strategy not in ("error", "latest"):
         raise BadOption("startingOffsetsByTimestampStrategy: expected error or latest")
     per_trigger = _number(given, "maxOffsetsPerTrigger", 0, 1)
-    columns = [name.strip() for name in given.get("columns", "").split(",") if name.strip()]
+    columns = [name.strip() for name in given.get("columns", "").split(",") if name.strip()] or list(BASE)
+    if _flag(given, "includeProperties", False):
+        columns += ["properties", "raw_properties"]
+    if _flag(given, "includeHeaders", False):
+        columns += ["headers", "raw_headers"]
+    check_columns(columns)
     return ReadOptions(
         source=_source(given),
         vhost=given.get("vhost", "/"),
@@ -148,7 +153,7 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
         parts_min=_number(given, "minPartitions", 1, 1),
         split_bytes=split_bytes,
         batch_rows=_number(given, "batchRows", BATCH_ROWS, 1),
-        columns=tuple(chosen(columns, _flag(given, "includeProperties", False), _flag(given, "includeHeaders", False))),
+        columns=tuple(dict.fromkeys(columns)),
         check_crc=_flag(given, "checkCrc", True),
     )
 

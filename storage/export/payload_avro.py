@@ -148,17 +148,17 @@ class AvroParser:
         for row, body in enumerate(bodies):
             try:
                 values.append(self._value(body))
+                continue
             except RegistryError:
                 raise
             except (UnknownSchema, BadSchema) as error:
-                errors[row] = str(error)[:_REASON_MAX]
-                values.append(None)
-            except SchemaResolutionError as error:
-                errors[row] = _without_schemas(str(error))
-                values.append(None)
+                reason = str(error)
+            except SchemaResolutionError as error:  # its text may have a whole schema
+                reason = f"the body's schema does not fit: {error}"
             except Exception as error:  # noqa: BLE001 - fastavro raises many types for bytes that are no record
-                errors[row] = f"the body is no such record: {type(error).__name__}: {error}"[:_REASON_MAX]
-                values.append(None)
+                reason = f"the body is no such record: {type(error).__name__}: {error}"
+            errors[row] = reason[:_REASON_MAX]
+            values.append(None)
         kind = self._column.kind
         refused = (ValueError, TypeError, OverflowError)
         return by_halves(len(values), lambda first, stop: pa.array(values[first:stop], kind), kind, refused, errors)
@@ -521,8 +521,3 @@ def _default(value: Any, schema: Any, named: dict[str, Any]) -> Any:
     buffer = io.BytesIO()  # a JSON value of a logical type: written with the base type, read with the logical one
     fastavro.schemaless_writer(buffer, name, value)
     return fastavro.schemaless_reader(io.BytesIO(buffer.getvalue()), fastavro.parse_schema(dict(plain)), None)
-
-
-def _without_schemas(text: str) -> str:
-    """Return an error of resolution, which may begin with a whole schema, shortened."""
-    return f"the body's schema does not fit: {text}"[:_REASON_MAX]

@@ -23,6 +23,7 @@ the same rows. Transient messages count during the run of the broker that receiv
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -340,7 +341,8 @@ class Snapshot:
     def _split(
         self, segment: SegmentView, index: OffsetIndex, low: int, high: int, bits: bytes, split_bytes: int
     ) -> Iterator[LogPartition]:
-        number = _count_up_to(index, low - segment.base)
+        # The number of entries that are not above `low`.
+        number = bisect_right(range(len(index)), low - segment.base, key=lambda place: index.entry(place)[0])
         anchor, position = -1, 0
         if number:
             relative, position = index.entry(number - 1)
@@ -392,18 +394,6 @@ def _log_size(sizes: dict[str, int], base: int) -> int:
     return sizes.get(f"{name}.log", sizes.get(f"{name}.log.swap", -1))
 
 
-def _count_up_to(index: OffsetIndex, relative: int) -> int:
-    """Return the number of entries that are not above `relative`."""
-    low, high = 0, len(index)
-    while low < high:
-        middle = (low + high) // 2
-        if index.entry(middle)[0] <= relative:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 def bits_of(entries: bytes, base: int, end: int) -> bytes:
     """Return the settled bits of a segment from the content of its `.settled` file; empty if nothing is settled."""
     bits = bytearray((end - base + 7) // 8 + 16)
@@ -412,15 +402,10 @@ def bits_of(entries: bytes, base: int, end: int) -> bytes:
         if kind in (ack_set.SETTLED, ack_set.LOST):
             low, high = max(a, base) - base, min(b, end - 1) - base
             if high >= low:
-                _set(bits, low, high)
+                _set(bits, low, (1 << high - low + 1) - 1)
                 touched = True
         elif kind == ack_set.BITS and base <= a < end:
-            word = (b & (1 << 64) - 1) | (c & (1 << 64) - 1) << 64
-            start = a - base
-            mask = word << (start & 7)
-            piece = bits[start >> 3 : (start >> 3) + 17]
-            merged = int.from_bytes(piece, "little") | mask & (1 << 8 * len(piece)) - 1
-            bits[start >> 3 : (start >> 3) + len(piece)] = merged.to_bytes(len(piece), "little")
+            _set(bits, a - base, (b & (1 << 64) - 1) | (c & (1 << 64) - 1) << 64)
             touched = True
     if not touched:
         return b""
@@ -431,37 +416,17 @@ def bits_of(entries: bytes, base: int, end: int) -> bytes:
     return bytes(bits)
 
 
-def _set(bits: bytearray, low: int, high: int) -> None:
-    while low <= high and low & 7:
-        bits[low >> 3] |= 1 << (low & 7)
-        low += 1
-    whole = (high + 1) // 8 - low // 8
-    if low <= high and whole > 0:
-        bits[low >> 3 : (low >> 3) + whole] = b"\xff" * whole
-        low += whole * 8
-    while low <= high:
-        bits[low >> 3] |= 1 << (low & 7)
-        low += 1
+def _set(bits: bytearray, low: int, word: int) -> None:
+    """Set the bits of `word`, whose lowest bit has the number `low`."""
+    first, stop = low >> 3, (low + word.bit_length() + 7) >> 3
+    merged = int.from_bytes(bits[first:stop], "little") | word << (low & 7)
+    bits[first:stop] = merged.to_bytes(stop - first, "little")
 
 
 def _all_set(bits: bytes, low: int, high: int) -> bool:
     """Return whether all bits low..high are set, both included."""
-    if high >> 3 >= len(bits):
-        return False
-    while low <= high and low & 7:
-        if not bits[low >> 3] >> (low & 7) & 1:
-            return False
-        low += 1
-    whole = (high + 1) // 8 - low // 8
-    if low <= high and whole > 0:
-        if bits[low >> 3 : (low >> 3) + whole].count(0xFF) != whole:
-            return False
-        low += whole * 8
-    while low <= high:
-        if not bits[low >> 3] >> (low & 7) & 1:
-            return False
-        low += 1
-    return True
+    wanted = (1 << high - low + 1) - 1
+    return int.from_bytes(bits[low >> 3 : (high >> 3) + 1], "little") >> (low & 7) & wanted == wanted
 
 
 def split_size(sizes: Sequence[int], split_bytes: int, parts_min: int) -> int:

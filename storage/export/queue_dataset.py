@@ -7,6 +7,7 @@ A binary search with such questions finds the offsets and the first time that th
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -155,14 +156,7 @@ def bounds_of(filter: Any, schema: Any = _SCHEMA) -> Bounds:
 
 def _lowest(holds: Callable[[int], bool]) -> int:
     """Return the lowest number for which `holds`, which holds for all higher ones; _HIGHEST if there is none."""
-    low, high = 0, _HIGHEST
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return bisect_left(range(_HIGHEST), True, key=holds)
 
 
 def _may_match(filter: Any, guarantee: Any, schema: Any) -> bool:
