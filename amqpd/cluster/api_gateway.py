@@ -91,8 +91,7 @@ def split_definitions(document: Mapping[str, Any]) -> tuple[Document, dict[str, 
     """Split definitions into the cluster-wide part and one part per vhost. Other values than lists are
     cluster-wide.
 
-    Raises:
-        BadRequest: an item has no vhost.
+    Raises: BadRequest: an item has no vhost.
     """
     own: Document = {}
     by_vhost: dict[str, Document] = {}
@@ -130,7 +129,6 @@ async def ensure_vhost(broker: Broker, part: Document, name: str, user: str) -> 
 
 
 def join_documents(documents: list[Document]) -> Document:
-    """Join the parts of several vhosts."""
     found: Document = {}
     for each in documents:
         for name, items in each.items():
@@ -162,7 +160,6 @@ def merge_difference(into: Document, other: Document, node: str) -> None:
 
 
 def with_body(call: ApiRequest, document: Document) -> ApiRequest:
-    """Return a copy of the request with this document."""
     other = call.for_part()
     other.part = False
     other.body = document
@@ -262,8 +259,7 @@ class ApiGateway(ClusterApi):
     async def _retried(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Repeat a request while the vhost's owner accepts no connection. If it died, another node becomes the owner.
 
-        Raises:
-            NotConnected: still not after OWNER_S.
+        Raises: NotConnected: still not after OWNER_S.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + OWNER_S
@@ -290,8 +286,7 @@ class ApiGateway(ClusterApi):
     async def _owner(self, vhost: str) -> NodeState | None:
         """Return the other node that owns the vhost. None: this node answers, with 404 if the vhost is unknown.
 
-        Raises:
-            Unavailable: the vhost has had no owner for OWNER_S.
+        Raises: Unavailable: the vhost has had no owner for OWNER_S.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + OWNER_S
@@ -349,7 +344,6 @@ class ApiGateway(ClusterApi):
         return route.handler
 
     def _path(self, route: ApiRoute, call: ApiRequest) -> str:
-        """Return the requested path with its query."""
         path = "/" + "/".join(
             quote(call.params[each[1:-1]], safe="") if each.startswith("{") else each for each in route.path.split("/")
         )
@@ -360,8 +354,7 @@ class ApiGateway(ClusterApi):
     ) -> tuple[list[tuple[NodeState, Any]], list[str]]:
         """Ask all other nodes. Return their answers, and the names of nodes that did not answer.
 
-        Raises:
-            ApiError: a node refused the request.
+        Raises: ApiError: a node refused the request.
         """
         nodes = self._others()
         path, by = self._path(route, call), ForwardedRequest(call.caller, ("", 0))
@@ -411,7 +404,6 @@ class ApiGateway(ClusterApi):
         return await _merged(call, [parts[name] for name in sorted(parts)], missing, (page, size), slices)
 
     async def _own(self, route: ApiRoute, call: ApiRequest) -> list[bytes]:
-        """Return this node's part."""
         mine = call.for_part()
         found = await route.handler(mine)
         body = found.body or b""
@@ -428,7 +420,7 @@ class ApiGateway(ClusterApi):
             elif answer.status not in (401, 404):
                 missing.append(_log_missing(node, answer))
         found["missing_nodes"] = missing
-        return await sliced_reply(found, {MISSING: ",".join(missing)} if missing else {})
+        return await sliced_reply(found, _missing_header(missing))
 
     async def _alarms(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         """Answer with the alarms of all nodes. rabbit: this check covers the cluster."""
@@ -442,7 +434,7 @@ class ApiGateway(ClusterApi):
             else:
                 missing.append(_log_missing(node, answer))
         alarms = [alarm for each in documents for alarm in each.get("alarms", ())]
-        headers = {MISSING: ",".join(missing)} if missing else {}
+        headers = _missing_header(missing)
         if not alarms:
             return ApiResponse(found.status, found.body, headers=headers)
         failed = next(each for each in documents if "alarms" in each)
@@ -496,9 +488,8 @@ class ApiGateway(ClusterApi):
                 _add(total, await parse_json(answer.body))
             elif answer.status >= 500:
                 missing.append(_log_missing(node, answer))
-        headers = {MISSING: ",".join(missing)} if missing else {}
         body = None if total is None else to_json(total).encode()
-        return ApiResponse(found.status, body, headers={**found.headers, **headers})
+        return ApiResponse(found.status, body, headers={**found.headers, **_missing_header(missing)})
 
     async def _make_vhost(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         """Declare a vhost here. Its owner then sets tracing and the protection from deletion."""
@@ -519,7 +510,6 @@ class ApiGateway(ClusterApi):
         return await self._retried(ask)
 
     async def _import(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
-        """Import definitions part by part; see the module."""
         own, by_vhost = split_definitions(call.fields())
         found = await route.handler(with_body(call, own))
         total = await parse_json(_body_of(found)) if found.body else None
@@ -583,6 +573,10 @@ def _log_missing(node: NodeState, answer: Any) -> str:
     """Log an answer without a part and return the node's name: it counts as missing."""
     log.warning("node %s answers %d: %r", node.name, answer.status, answer.body[:200])
     return node.name
+
+
+def _missing_header(missing: list[str]) -> dict[str, str]:
+    return {MISSING: ",".join(missing)} if missing else {}
 
 
 def _body_of(found: ApiResponse) -> bytes:
@@ -666,7 +660,7 @@ async def _merged(
         if slices.expired:
             await slices.yield_loop()
     body.add("]}" if page else "]")
-    return ApiResponse(200, body.finished(), headers={MISSING: ",".join(missing)} if missing else {})
+    return ApiResponse(200, body.finished(), headers=_missing_header(missing))
 
 
 def _key(line: bytes) -> tuple[int, Any]:

@@ -177,9 +177,7 @@ class Checks:
         name = options.queues_topic(CHECK)
         if not await self._try(f"topic {name} can be created", topics.prepare_queues(CHECK, 1)):
             return
-        producer = KafkaProducer(
-            options.access, on_moved=_nothing, on_refused=_nothing, on_fenced=_nothing, delivery_timeout_s=20.0
-        )
+        producer = KafkaProducer(options.access, delivery_timeout_s=20.0)
         reader = KafkaReader(options.access, timeout_s=20.0)
         try:
             partition = producer.open(name, 0, UNKNOWN)
@@ -206,10 +204,6 @@ class Checks:
 async def _read(reader: KafkaReader, topic: str, end: int) -> None:
     async for _ in reader.read(topic, 0, 0, end):
         pass
-
-
-def _nothing(_: object) -> None:
-    """Ignore the call: the checks read the answers."""
 
 
 async def _checked(options: ClusterOptions) -> int:

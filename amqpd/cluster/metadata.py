@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.cluster.row_codec import VHOST_SLOT, PutAnnotation, SlotChange, key_of
 from amqpd.cluster.row_table import CLUSTER_TABLES, RowTable
+from amqpd.cluster.slot_rows import RowWriter, answer
 from amqpd.cluster.state import ClusterState, free_slot
 from amqpd.kafka.connection import KafkaDisconnected
 from amqpd.storage.metadata.rows import (
@@ -50,7 +51,6 @@ from amqpd.storage.metadata.schema import TABLE_OF
 from amqpd.storage.metadata.store import MetadataClosed, MetadataError, WriteFailed
 
 if TYPE_CHECKING:
-    from amqpd.cluster.slot_rows import RowWriter
     from amqpd.storage.metadata.store import Done, MetadataState
 
 logger = logging.getLogger(__name__)
@@ -162,11 +162,7 @@ class ClusterMetadata:
         """Do nothing: there is nothing to prepare."""
 
     def submit(self, changes: Sequence[Change], done: Done) -> None:
-        """Write changes to their slots; see the module.
-
-        Raises:
-            MetadataClosed: after `close`.
-        """
+        """Write changes to their slots; see the module. Raises MetadataClosed: after `close`."""
         self._check_open()
         cluster, slots = self._split(changes)
         if not cluster and len(slots) == 1:
@@ -189,8 +185,7 @@ class ClusterMetadata:
     def checkpoint(self, done: Done) -> None:
         """Call `done(None)` when all changes of this node's slots are answered.
 
-        Raises:
-            MetadataClosed: after `close`.
+        Raises: MetadataClosed: after `close`.
         """
         self._check_open()
         left = 1
@@ -207,11 +202,7 @@ class ClusterMetadata:
         self._loop.call_soon(one, None)
 
     def copy(self, path: Path, done: Done) -> None:
-        """Refuse the copy: the metadata is in Kafka.
-
-        Raises:
-            MetadataClosed: after `close`.
-        """
+        """Refuse the copy: the metadata is in Kafka. Raises MetadataClosed: after `close`."""
         self._check_open()
         self._loop.call_soon(done, MetadataError("a cluster's metadata is in Kafka: it cannot be copied"))
 
@@ -224,7 +215,7 @@ class ClusterMetadata:
             task.cancel()
         waiting, self._cluster = self._cluster, deque()
         for each in waiting:
-            _answer(each.done, WriteFailed("the node stops"))
+            answer(each.done, WriteFailed("the node stops"))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -295,8 +286,7 @@ class ClusterMetadata:
     async def write_cluster(self, changes: Sequence[SlotChange]) -> int:
         """Write changes to slot 0, on this node or on its owner. Return the offset behind them.
 
-        Raises:
-            MetadataError: they were refused, or the outcome is unknown.
+        Raises: MetadataError: they were refused, or the outcome is unknown.
         """
         until = self._loop.time() + OWNER_TIMEOUT_S
         while True:
@@ -336,12 +326,12 @@ class ClusterMetadata:
                 except MetadataError as failed:
                     error = failed
                 except asyncio.CancelledError:
-                    _answer(waiting.done, WriteFailed("the node stops"))
+                    answer(waiting.done, WriteFailed("the node stops"))
                     raise
                 except Exception as failed:
                     logger.exception("a cluster-wide change failed: a bug in amqpd, please report it")
                     error = WriteFailed(f"cannot write the metadata: {failed!r}")
-                _answer(waiting.done, error)
+                answer(waiting.done, error)
                 self.state.report_again(waiting.changes)
         finally:
             self._working = None
@@ -379,15 +369,15 @@ class ClusterMetadata:
             for row in ended:
                 await self._end_vhost(row)
         except MetadataError as error:
-            _answer(done, error)
+            answer(done, error)
         except asyncio.CancelledError:
-            _answer(done, WriteFailed("the node stops"))
+            answer(done, WriteFailed("the node stops"))
             raise
         except Exception as error:
             logger.exception("a change of the metadata failed: a bug in amqpd, please report it")
-            _answer(done, WriteFailed(f"cannot write the metadata: {error!r}"))
+            answer(done, WriteFailed(f"cannot write the metadata: {error!r}"))
         else:
-            _answer(done, None)
+            answer(done, None)
         self.state.report_again(cluster)
 
     async def _end_vhost(self, row: VhostRow) -> None:
@@ -397,11 +387,3 @@ class ClusterMetadata:
         if rows is not None and rows.placement is not None:
             await rows.placement.drop_vhost(row.id)
         await self._write_and_see([Delete(row)])
-
-
-def _answer(done: Done, error: BaseException | None) -> None:
-    try:
-        done(error)
-    except Exception:
-        # A failing callback must not stop the other answers.
-        logger.exception("metadata: a callback failed")

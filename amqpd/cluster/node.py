@@ -35,7 +35,7 @@ from amqpd.cluster.check import wait_for_kafka
 from amqpd.cluster.metadata import ClusterMetadata, NotOwner
 from amqpd.cluster.operations import ClusterOperations
 from amqpd.cluster.ownership import LeaseMonitor, OwnedSlot, SlotOwnership
-from amqpd.cluster.peer_server import PeerServer, PeerStatusMonitor
+from amqpd.cluster.peer_server import PeerServer, PeerStatusMonitor, forward_changes
 from amqpd.cluster.placement import NodeTopicPolicy
 from amqpd.cluster.row_codec import WISH, PutAnnotation, SlotChange
 from amqpd.cluster.slots import Slots
@@ -258,12 +258,10 @@ class ClusterNode:
 
     @property
     def peers(self) -> list[Peer]:
-        """The current members of the group."""
         return self._assignor.peers
 
     @property
     def owned(self) -> dict[int, OwnedSlot]:
-        """The slots that this node serves."""
         return self.takeovers.owned
 
     @property
@@ -287,8 +285,7 @@ class ClusterNode:
     async def start(self) -> None:
         """Prepare the topics, read `meta` and load the cluster's users into the broker.
 
-        Raises:
-            MetadataError: Kafka cannot be used, with the reason.
+        Raises: MetadataError: Kafka cannot be used, with the reason.
         """
         options = self.options
         logger.info("asking Kafka at %s", ", ".join(options.access.kafka))
@@ -308,8 +305,7 @@ class ClusterNode:
     async def join(self) -> None:
         """Join the group and return when the cluster has users. Runs after the peer port was opened.
 
-        Raises:
-            MetadataError: there are no users after JOIN_S, or the group's leader refuses this node.
+        Raises: MetadataError: there are no users after JOIN_S, or the group's leader refuses this node.
         """
         logger.info(
             "node %s of cluster %s over Kafka at %s: a confirm means replicated (%d copies, %d in sync), not synced",
@@ -331,7 +327,6 @@ class ClusterNode:
             await self.state.wait_change(0.2)
 
     async def leave(self) -> None:
-        """Give up all slots, then leave the group."""
         self._stopping = True
         try:
             await self.slots.stop(STOP_S)
@@ -364,7 +359,6 @@ class ClusterNode:
             await self.state.wait_change(0.2)
 
     def undrain(self) -> None:
-        """Allow this node to get slots again."""
         self.draining = False
         self._members.rejoin()
 
@@ -481,22 +475,17 @@ class ClusterNode:
     async def request_move(self, slot: int, node: str | None) -> None:
         """Request that a node owns the slot. None removes the request.
 
-        Raises:
-            MetadataError: the request could not be stored.
+        Raises: MetadataError: the request could not be stored.
         """
         value = None if node is None else {"node": node}
         await self.metadata.write_cluster([PutAnnotation((WISH, slot), value)])
 
     async def _forward(self, changes: Sequence[SlotChange]) -> int:
-        """Let the owner of slot 0 write the changes.
-
-        Raises:
-            NotOwner: no node serves slot 0.
-        """
+        """Let the owner of slot 0 write the changes. Raises NotOwner: no node serves slot 0."""
         keeper = self.view.controller()
         if keeper is None:
             raise NotOwner("cannot write the metadata: no node serves slot 0 just now")
-        return await self.inner.forward_changes(keeper, changes)
+        return await forward_changes(self.inner.connector, keeper, changes)
 
     # -- periodic work -------------------------------------------------------------------------------------------------
 
@@ -529,7 +518,7 @@ class ClusterNode:
         """Delete the records in Kafka below the head of each queue's log."""
         for slot, owned in list(self.owned.items()):
             try:
-                await owned.logs.delete_acked_records(self.topics.delete_records)
+                await owned.logs.truncation.delete_unneeded(self.topics.delete_records)
             except (KafkaDisconnected, KafkaRefused, KafkaIncompatible, OSError) as error:
                 self._outages.report_failure(f"slot {slot}: nothing is freed just now", error)
 

@@ -53,7 +53,7 @@ from amqpd.cluster.slot_logs import LogPosition, SlotLogs
 from amqpd.cluster.slot_rows import RowWriter
 from amqpd.cluster.state import ClusterState, Owner
 from amqpd.cluster.storage import ClusterStorage, PlacedLog
-from amqpd.kafka.consumer import SLICE_S
+from amqpd.kafka.consumer import LoopSlice
 from amqpd.kafka.keyed_records import KeyedRecord, keyed_records
 from amqpd.kafka.partition import UNKNOWN, Partition
 from amqpd.kafka.producer import KafkaProducer, KafkaRefused, fencing_epoch, init_producer_id, take_over
@@ -85,15 +85,14 @@ async def read_rows(reader: KafkaReader, topic: str, slot: int, end: int) -> Row
         and the errors of `KafkaReader.read`.
     """
     table = RowTable(SLOT_TABLES if slot else ALL_TABLES)
-    until = time.perf_counter() + SLICE_S
+    slices = LoopSlice()
     async for batch in reader.read(topic, slot, 0, end):
         try:
             for records in keyed_records(batch):
                 for record in records:
                     table.read(record.key, record.value)
-                    if time.perf_counter() >= until:
-                        await asyncio.sleep(0)
-                        until = time.perf_counter() + SLICE_S
+                    if slices.is_over:
+                        await slices.yield_loop()
         except BadRecord as error:
             table.foreign_count += 1
             logger.error("%s %d: a batch cannot be read and is skipped: %s", topic, slot, error)
@@ -145,7 +144,6 @@ class OwnedSlot:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the slot's producer id."""
         return int(self.held.epoch)
 
     @property
@@ -197,13 +195,7 @@ class SlotOwnership:
         began = time.monotonic()
         options = self.options
         await self.state.wait_caught_up()
-        producer = KafkaProducer(
-            options.access,
-            on_moved=_nothing,
-            on_refused=_nothing,
-            on_fenced=_nothing,
-            delivery_timeout_s=options.delivery_timeout_s,
-        )
+        producer = KafkaProducer(options.access, delivery_timeout_s=options.delivery_timeout_s)
         owned: OwnedSlot | None = None
         try:
             meta = producer.open(options.meta_topic, slot, UNKNOWN)
@@ -218,9 +210,7 @@ class SlotOwnership:
                 settled,
                 self._storage.commits,
                 self._reader.read,
-                on_failed=_nothing,
                 on_room=self.broker.turn.resume_paused,
-                on_fenced=_nothing,
                 transaction_bytes_max=options.max_message_bytes,
             )
             owned = OwnedSlot(slot, held, producer, meta, logs)
@@ -252,19 +242,7 @@ class SlotOwnership:
         return owned
 
     def _connect_callbacks(self, owned: OwnedSlot) -> None:
-        """Connect the callbacks of the slot's producer and logs."""
-        logs, meta = owned.logs, owned.meta
-
-        def moved(partition: Partition) -> None:
-            logs.moved(partition)
-            if partition is meta and owned.rows is not None:
-                owned.rows.on_stored()
-
-        def refused(partition: Partition) -> None:
-            logs.refused(partition)
-            if partition is meta:
-                logs.fenced(f"Kafka refuses the slot's metadata: {partition.text}")
-
+        logs = owned.logs
         queue_log_failed = self.broker.turn.log_failed
         assert queue_log_failed is not None  # set by the broker's constructor
 
@@ -272,9 +250,6 @@ class SlotOwnership:
             if not logs.ended:  # otherwise all logs end with their vhosts
                 queue_log_failed(log)
 
-        producer = owned.producer
-        producer.on_moved = moved
-        producer.on_refused = refused
         logs.on_failed = failed
         logs.on_accepted = self.broker.log_accepted
         logs.on_fenced = lambda text: self._end_slot(owned, text)
@@ -339,8 +314,7 @@ class SlotOwnership:
         Args:
             lost: see `QueuePlacement.load`.
 
-        Raises:
-            MetadataError: see `QueuePlacement.load`.
+        Raises: MetadataError: see `QueuePlacement.load`.
         """
         slot, logs, options = owned.slot, owned.logs, self.options
 
@@ -362,6 +336,7 @@ class SlotOwnership:
         owned.placement = placement
         prepare = slot_assigner(table, options.slots) if slot == 0 else None
         owned.rows = RowWriter(table, owned.meta, logs, options.max_message_bytes, placement, prepare)
+        logs.watch_meta(owned.meta, owned.rows.on_stored)
 
     async def _serve(self, owned: OwnedSlot, table: RowTable, vhosts: Sequence[VhostRow]) -> None:
         """Load the vhosts of the slot into the broker, after removing rows that a crash left without a parent."""
@@ -411,14 +386,12 @@ class SlotOwnership:
         task.add_done_callback(self._tasks.discard)
 
     def _forget_vhost(self, name: str) -> None:
-        """Forget a deleted vhost whose row is gone."""
         for owned in self.owned.values():
             here = owned.vhosts.get(name)
             if here is not None and here.deleted:
                 del owned.vhosts[name]
 
     async def _load_vhost(self, owned: OwnedSlot, row: VhostRow) -> None:
-        """Load a newly declared vhost."""
         try:
             assert owned.rows is not None  # set by `_place`
             for vhost in await self.broker.load_vhosts(owned.rows.table.state([row], self._metadata.node)):
@@ -471,7 +444,6 @@ class SlotOwnership:
             await self._announce(owned)
 
     def keep_alive(self, owned: OwnedSlot) -> None:
-        """Write a record to each partition of the slot."""
         owned.logs.keep_alive(self.options.transactional_id(owned.slot).encode())
 
     def renew_lease(self, owned: OwnedSlot) -> None:
@@ -483,9 +455,8 @@ class SlotOwnership:
 
     # -- giving up -----------------------------------------------------------------------------------------------------
 
-    async def give_up(self, held: OwnedSlot) -> None:
+    async def give_up(self, owned: OwnedSlot) -> None:
         """Store what is left and unload the slot. Raises nothing."""
-        owned = held
         owned.given_up = True
         self.owned.pop(owned.slot, None)
         self.broker.catalogue.stored_offsets.flush()
@@ -505,11 +476,11 @@ class SlotOwnership:
         await self._unload(owned)
         logger.info("slot %d was given up", owned.slot)
 
-    async def unload(self, held: OwnedSlot) -> None:
+    async def unload(self, owned: OwnedSlot) -> None:
         """Unload a slot that ended. Raises nothing."""
-        self.owned.pop(held.slot, None)
-        self._end_slot(held, held.end_reason)
-        await self._unload(held)
+        self.owned.pop(owned.slot, None)
+        self._end_slot(owned, owned.end_reason)
+        await self._unload(owned)
 
     async def _unload(self, owned: OwnedSlot) -> None:
         self._metadata.remove_slot(owned.slot, f"cannot write the metadata: {owned.end_reason}")
@@ -524,14 +495,9 @@ class SlotOwnership:
         await owned.producer.close()
 
     async def close(self) -> None:
-        """Cancel the loading and deletion of vhosts."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _nothing(_: object) -> None:
-    """Ignore the call; `_connect_callbacks` sets the real callback."""
 
 
 CHECK_S: Final = 0.25
@@ -556,7 +522,6 @@ class LeaseMonitor:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Check the leases every CHECK_S."""
         self._timer = self._loop.call_later(CHECK_S, self._check_leases)
 
     def stop(self) -> None:

@@ -123,7 +123,6 @@ class PeerHttpClient:
         self._session: aiohttp.ClientSession | None = None
 
     def close(self) -> None:
-        """Close the pool."""
         if self._session is not None and self._session.connector is not None:
             asyncio.get_running_loop().create_task(self._session.close())
             self._session = None
@@ -161,8 +160,7 @@ class PeerHttpClient:
         Args:
             path: raw path with its query.
 
-        Raises:
-            PeerTimeout: the node did not answer.
+        Raises: PeerTimeout: the node did not answer.
         """
         given = {**(headers or {}), CALLER: encode_caller(by.caller, by.peer)}
         try:

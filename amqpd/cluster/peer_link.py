@@ -85,8 +85,7 @@ def identity(data_dir: Path) -> NodeCertificate:
 
     Cost: reads and writes files, and imports `cryptography` for a new certificate (50 ms): run it in a thread.
 
-    Raises:
-        OSError: the file cannot be read or written; ssl.SSLError, a subclass, if it is no certificate.
+    Raises: OSError: the file cannot be read or written; ssl.SSLError, a subclass, if it is no certificate.
     """
     path = data_dir / NAME
     if not path.exists():
@@ -196,7 +195,6 @@ class PeerHeartbeat(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """The link is open."""
         return self._transport is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -224,7 +222,6 @@ class PeerHeartbeat(asyncio.Protocol):
         self._finish()
 
     def close(self) -> None:
-        """Close the link."""
         transport = self._transport
         if transport is not None:
             self._finish()
@@ -406,8 +403,7 @@ def split_preamble(data: bytes) -> tuple[bytes, bytes] | None:
 def decode_preamble(body: bytes) -> Preamble:
     """Decode a preamble whose proof is right. The sender knows the secret but may be of another version.
 
-    Raises:
-        BadPreamble: it is invalid or unknown.
+    Raises: BadPreamble: it is invalid or unknown.
     """
     try:
         said = json.loads(body)
@@ -448,7 +444,6 @@ def _check(value: object, kind: type) -> None:
 
 
 def encode_answer(number: int, text: str = "") -> bytes:
-    """Encode an answer."""
     said = text.encode()[:_NAME_BYTES_MAX]
     return _ANSWER.pack(number, len(said)) + said
 
@@ -556,7 +551,6 @@ class PeerListener:
         return [Listener("cluster", sock.getsockname()[0], self.port) for sock in self._sockets]
 
     def close(self) -> None:
-        """Stop listening and close all waiting sockets."""
         for sock in self._sockets:
             asyncio.get_running_loop().remove_reader(sock)
             sock.close()
@@ -674,7 +668,6 @@ class _IncomingSocket:
         self.task: asyncio.Task[None] | None = None
 
     def end(self) -> None:
-        """Close the socket."""
         if self.task is not None:
             self.task.cancel()
         if not self.begun:
@@ -740,12 +733,10 @@ class _HelloClient(asyncio.Protocol):
 
     def _process(self) -> None:
         if not self._said:
-            if len(self._data) < HELLO_BYTES:
-                if not GREETING.startswith(self._data[: len(GREETING)]):
-                    raise BadPreamble(f"no peer port of this version: {self._data[:16]!r}")
-                return
-            if not self._data.startswith(GREETING):
+            if not GREETING.startswith(self._data[: len(GREETING)]):
                 raise BadPreamble(f"no peer port of this version: {self._data[:16]!r}")
+            if len(self._data) < HELLO_BYTES:
+                return
             nonce = self._data[len(GREETING) : HELLO_BYTES]
             self._data = self._data[HELLO_BYTES:]
             self._said = True
@@ -788,7 +779,6 @@ class PeerConnector:
         self._context: ssl.SSLContext = peer_context()
 
     def preamble(self, kind: str, client: ProxiedClient | None = None) -> Preamble:
-        """Return a preamble of this node."""
         return Preamble(kind, self.node, self.run, client)
 
     async def open(self, node: NodeState, preamble: Preamble, protocol: asyncio.Protocol) -> asyncio.Transport:
@@ -813,12 +803,10 @@ class PeerConnector:
                     ssl_handshake_timeout=WAIT_S,
                 )
                 rest = await opening.answer
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, PeerUnreachable) as error:
             raise PeerUnreachable(
                 f"node {node.name} at {node.host}:{node.port}: {str(error) or 'no answer'}"
             ) from error
-        except PeerUnreachable as error:
-            raise PeerUnreachable(f"node {node.name} at {node.host}:{node.port}: {error}") from error
         except PeerRefused as error:
             if error.answer == WRONG_SECRET:
                 log.error("node %s refuses this one: %s", node.name, error)

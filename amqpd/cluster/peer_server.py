@@ -127,15 +127,12 @@ class Frames(asyncio.Protocol):
             self.transport.close()
 
 
-async def forward_changes(connector: PeerConnector, node: NodeState, changes: Sequence[SlotChange]) -> int:
-    """Send changes to the owner of slot 0 and return the offset behind them.
+async def ask(connector: PeerConnector, node: NodeState, kind: str, request: object = None) -> bytes | None:
+    """Ask a node over a connection of this kind. Return its answer; None if the connection ends without one.
 
-    Raises:
-        NotOwner: nothing was written.
-        WriteFailed: the changes were refused, or the outcome is unknown.
+    Raises: PeerUnreachable, PeerRefused.
     """
-    loop = asyncio.get_running_loop()
-    answered: asyncio.Future[bytes | None] = loop.create_future()
+    answered: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
 
     def on_message(message: bytes | None) -> None:
         if not answered.done():
@@ -143,17 +140,28 @@ async def forward_changes(connector: PeerConnector, node: NodeState, changes: Se
 
     frames = Frames(on_message)
     try:
-        await connector.open(node, connector.preamble(peer_link.WRITE), frames)
-    except (PeerUnreachable, PeerRefused) as error:
-        raise NotOwner(f"cannot write the metadata: {error}") from error
-    try:
-        frames.send(changes_to_json(changes))
-        async with asyncio.timeout(FORWARD_ANSWER_S):
-            message = await answered
-    except TimeoutError:
-        message = None
+        await connector.open(node, connector.preamble(kind), frames)
+        if request is not None:
+            frames.send(request)
+        return await answered
     finally:
         frames.close()
+
+
+async def forward_changes(connector: PeerConnector, node: NodeState, changes: Sequence[SlotChange]) -> int:
+    """Send changes to the owner of slot 0 and return the offset behind them.
+
+    Raises:
+        NotOwner: nothing was written.
+        WriteFailed: the changes were refused, or the outcome is unknown.
+    """
+    try:
+        async with asyncio.timeout(FORWARD_ANSWER_S):
+            message = await ask(connector, node, peer_link.WRITE, changes_to_json(changes))
+    except (PeerUnreachable, PeerRefused) as error:
+        raise NotOwner(f"cannot write the metadata: {error}") from error
+    except TimeoutError:
+        message = None
     if message is None:
         raise WriteFailed(f"cannot write the metadata: node {node.name}, which owns slot 0, did not answer")
     said: Any = json.loads(message)
@@ -174,7 +182,6 @@ class ForwardedWriter:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def accept(self, preamble: Preamble, transport: asyncio.Transport) -> None:
-        """Accept a connection of kind WRITE."""
 
         def on_message(message: bytes | None) -> None:
             if message is None:
@@ -241,11 +248,9 @@ class PeerStatusMonitor:
         self.cut_off = ""
 
     def start(self) -> None:
-        """Check every ASK_S whether to ask."""
         self._asking = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop asking."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
@@ -277,24 +282,14 @@ class PeerStatusMonitor:
 
     async def _ask(self, node: NodeState) -> bool:
         """Ask one node and apply its answer. Return whether it answered."""
-        answered: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-
-        def on_message(message: bytes | None) -> None:
-            if not answered.done():
-                answered.set_result(message)
-
-        frames = Frames(on_message)
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self._connector.open(node, self._connector.preamble(peer_link.SERVED), frames)
-                message = await answered
+                message = await ask(self._connector, node, peer_link.SERVED)
         except (PeerUnreachable, PeerRefused, TimeoutError) as error:
             if node.name not in self._silent:
                 self._silent.add(node.name)
                 logger.info("node %s did not report its slots: %s", node.name, str(error) or "no answer")
             return False
-        finally:
-            frames.close()
         if message is None:
             return False
         self._silent.discard(node.name)
@@ -317,7 +312,7 @@ class PeerStatusMonitor:
             if not ours.is_suspended or (ours.held.producer_id == owner.producer_id and owner.epoch <= ours.epoch):
                 return
             ours.logs.fenced(f"node {owner.node} serves it with epoch {owner.epoch}")
-        self._state.apply_announcement(slot, owner)
+        self._state.set_owner(slot, owner)
 
     # -- answering -----------------------------------------------------------------------------------------------------
 
@@ -407,7 +402,6 @@ class PeerServer(FrontEnd):
 
     @property
     def refused_count(self) -> int:
-        """Sockets that were refused since the start."""
         return 0 if self._listener is None else self._listener.refused_count
 
     def cut_off(self, why: str) -> None:
@@ -423,10 +417,6 @@ class PeerServer(FrontEnd):
             for connection in list(self._amqp.connections):
                 connection.control.force(why)
             self._broker.turn.schedule()
-
-    async def forward_changes(self, node: NodeState, changes: Sequence[SlotChange]) -> int:
-        """Let the owner of slot 0 write changes; see the function `forward`."""
-        return await forward_changes(self.connector, node, changes)
 
     def _make_gateway(self) -> ClusterApi:
         """Return the gateway. The HTTP API calls this after the ready line, so that the import does not delay the

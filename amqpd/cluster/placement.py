@@ -73,11 +73,7 @@ class FenceRecords:
         self._key = key
 
     async def fence(self, new: list[Partition]) -> None:
-        """Store a barrier in new partitions.
-
-        Raises:
-            KafkaRefused: a partition was closed, or the producer ended.
-        """
+        """Store a barrier in new partitions. Raises KafkaRefused: a partition was closed, or the producer ended."""
         held = self._writer.held
         await self.producer.fence(new, self._key, held)
         if held is not self._writer.held:
@@ -87,8 +83,7 @@ class FenceRecords:
     async def wait_stored(self, partitions: Iterable[Partition]) -> list[Partition]:
         """Wait until everything that was sent to the partitions is stored; return those that are still open.
 
-        Raises:
-            KafkaRefused: the producer ended.
+        Raises: KafkaRefused: the producer ended.
         """
         while True:
             left = [each for each in partitions if not each.closed]
@@ -103,8 +98,7 @@ class FenceRecords:
     async def mark(self, partitions: list[Partition]) -> list[Partition]:
         """Store a marker behind the last batch of each partition; return the partitions that accepted it.
 
-        Raises:
-            KafkaRefused: the producer ended.
+        Raises: KafkaRefused: the producer ended.
         """
         marked: list[Partition] = []
         for each in partitions:
@@ -239,11 +233,7 @@ class DedicatedTopics:
             pause = min(2 * pause, RETRY_S_MAX)
 
     async def wait_deleted(self) -> None:
-        """Return when no topic is being deleted.
-
-        Raises:
-            WriteFailed: topics are left after END_S.
-        """
+        """Return when no topic is being deleted. Raises WriteFailed: topics are left after END_S."""
         if self._ends:
             _, left = await asyncio.wait(self._ends.values(), timeout=END_S)
             if left:
@@ -267,8 +257,7 @@ def dedicated_topic(row: QueueRow) -> str:
 def dedicated_topic_marks(notes: Mapping[NoteKey, Note]) -> dict[str, int]:
     """Return topic -> mark for all dedicated topics, also for those that were not created.
 
-    Raises:
-        MetadataError: a note is invalid.
+    Raises: MetadataError: a note is invalid.
     """
     found: dict[str, int] = {}
     for key, note in notes.items():
@@ -325,7 +314,7 @@ class QueuePlacement:
         topic_name: Callable[[str], str],
         vhost_id: Callable[[str], str | None],
         on_placed: Callable[[str, LogPosition], None],
-        on_freed: Callable[[str], None] = lambda _: None,
+        on_freed: Callable[[str], None],
     ) -> None:
         self._marks = FenceRecords(writer, key)
         self._topics = topics
@@ -342,7 +331,6 @@ class QueuePlacement:
         self._freeing = False
         self._loop = asyncio.get_running_loop()
         self.dedicated_topics = DedicatedTopics(self._marks, topics, self._partitions, self._start)
-        """The dedicated topics."""
 
     # -- takeover
 
@@ -360,8 +348,7 @@ class QueuePlacement:
             partitions: those of the vhosts' topics, each with its barrier.
             lost: dedicated topics that were deleted or created again, and the reason.
 
-        Raises:
-            MetadataError: a position is invalid, or its partition of a vhost's topic is missing.
+        Raises: MetadataError: a position is invalid, or its partition of a vhost's topic is missing.
         """
         self._partitions.update({(each.topic.decode(), int(each.number)): each for each in partitions})
         vhosts = list(vhosts)
@@ -400,14 +387,6 @@ class QueuePlacement:
             raise WriteFailed(f"cannot write the metadata: vhost '{vhost}' is not served by this node")
         return self._topic(vhost_id)
 
-    def partition(self, place: LogPosition) -> Partition:
-        """Return the producer's partition of a position.
-
-        Raises:
-            KeyError: the position is unknown.
-        """
-        return self._partitions[place.topic, place.number]
-
     # -- new queues
 
     def _new_queues(self, changes: Iterable[SlotChange]) -> list[QueueRow]:
@@ -423,8 +402,7 @@ class QueuePlacement:
     def has_room(self, changes: Iterable[SlotChange]) -> bool:
         """Return whether partitions are ready for all new queues; otherwise call `make_room` first.
 
-        Raises:
-            WriteFailed: a vhost is not served here.
+        Raises: WriteFailed: a vhost is not served here.
         """
         rows = self._new_queues(changes)
         own = [topic for row in rows if (topic := dedicated_topic(row))]
@@ -477,7 +455,7 @@ class QueuePlacement:
                     self._on_freed(change.row.id)
                     topic = self._topics_by_name.get(place.topic)
                     if topic is not None:
-                        topic.ready.append(self.partition(place))
+                        topic.ready.append(self._partitions[place.topic, place.number])
                     else:
                         self.dedicated_topics.delete(place.topic)
 
@@ -489,29 +467,20 @@ class QueuePlacement:
     async def make_room(self, changes: Sequence[SlotChange]) -> None:
         """Make enough partitions and dedicated topics for the new queues.
 
-        Raises:
-            WriteFailed: Kafka refused or did not answer, or a vhost is not served here.
+        Raises: WriteFailed: Kafka refused or did not answer, or a vhost is not served here.
         """
         rows = self._new_queues(changes)
         wanted = Counter(row.vhost for row in rows if not dedicated_topic(row))
-        for name in {each: None for row in rows if (each := dedicated_topic(row))}:
-            try:
+        try:
+            for name in {each: None for row in rows if (each := dedicated_topic(row))}:
                 await self.dedicated_topics.create(name)
-            except TROUBLE as error:
-                raise WriteFailed(f"cannot write the metadata: no partition for a queue: {error}") from error
-        for vhost, count in wanted.items():
-            topic = self._topic_of(vhost)
-            try:
-                await self._grow(topic, count)
-            except TROUBLE as error:
-                raise WriteFailed(f"cannot write the metadata: no partition for a queue: {error}") from error
+            for vhost, count in wanted.items():
+                await self._grow(self._topic_of(vhost), count)
+        except TROUBLE as error:
+            raise WriteFailed(f"cannot write the metadata: no partition for a queue: {error}") from error
 
     async def _grow(self, topic: _Topic, ready: int) -> None:
-        """Add partitions until `ready` of them can be used.
-
-        Raises:
-            TROUBLE: Kafka refused or did not answer.
-        """
+        """Add partitions until `ready` of them can be used. Raises TROUBLE: Kafka refused or did not answer."""
         async with topic.growing:
             while not self._ready(topic, ready):
                 lacking = ready - len(topic.ready)
@@ -548,7 +517,7 @@ class QueuePlacement:
                 self._on_freed(queue_id)
                 topic = self._topics_by_name.get(place.topic)
                 if topic is not None:
-                    self._freed.setdefault(place.topic, {})[place.number] = self.partition(place)
+                    self._freed.setdefault(place.topic, {})[place.number] = self._partitions[place.topic, place.number]
                 else:
                     self.dedicated_topics.delete(place.topic)
         if self._freed and not self._freeing:
@@ -558,8 +527,7 @@ class QueuePlacement:
     async def drop_vhost(self, vhost_id: str) -> None:
         """Delete the topic of a deleted vhost. No row of the vhost is left.
 
-        Raises:
-            WriteFailed: the topic is not deleted yet; call again.
+        Raises: WriteFailed: the topic is not deleted yet; call again.
         """
         topic = self._topic(vhost_id)
         async with topic.growing:
@@ -639,16 +607,11 @@ class QueuePlacement:
 
 
 def placement_note(place: LogPosition) -> Note:
-    """Return the value of a position's row in `meta`."""
     return {"topic": place.topic, "partition": place.number, "first_offset": place.first_offset}
 
 
 def placement_of(note: Note) -> LogPosition:
-    """Return the position that `placement_note` encoded.
-
-    Raises:
-        MetadataError: the note is invalid.
-    """
+    """Return the position that `placement_note` encoded. Raises MetadataError: the note is invalid."""
     topic, number, first = (note.get(name) for name in ("topic", "partition", "first_offset"))
     if not isinstance(topic, str) or type(number) is not int or type(first) is not int:
         raise MetadataError(f"unknown format of a queue's position: {dict(note)}")
@@ -691,7 +654,7 @@ class NodeTopicPolicy:
         async def look() -> None:
             try:
                 said = "exists already" if await self._topics.describe([topic]) else ""
-            except (KafkaDisconnected, KafkaRefused, KafkaIncompatible, UnsafeTopic, OSError) as error:
+            except TROUBLE as error:
                 said = f"cannot be checked: {error}"
             except Exception:
                 logger.exception("topic %s: a bug in amqpd, please report it", topic)

@@ -405,7 +405,6 @@ class ConnectionProxy(VhostRouter):
             await asyncio.gather(joining, moved, return_exceptions=True)
 
     async def _wait_until_moved(self, vhost: str, node: NodeState) -> None:
-        """Return when the node no longer owns the vhost."""
         while True:
             owner = self._view.owner_of(vhost)
             if owner is None or owner.fingerprint != node.fingerprint:
@@ -506,7 +505,6 @@ class ConnectionProxy(VhostRouter):
         return self._connector.preamble(peer_link.AMQP, client)
 
     def remove(self, relay: ProxiedConnection) -> None:
-        """Forget a connection whose client left."""
         self._relays.discard(relay)
 
     def _owners_changed(self) -> None:
@@ -641,7 +639,6 @@ class ProxiedClients:
         self._check_timer: asyncio.TimerHandle | None = None
 
     def count(self) -> int:
-        """Return the number of proxied clients."""
         return sum(map(len, self._by_run.values()))
 
     async def link(self, preamble: Preamble, transport: asyncio.Transport) -> None:

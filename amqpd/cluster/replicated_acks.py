@@ -165,7 +165,6 @@ class ReplicatedAcks:
         self.returned: dict[int, tuple[int, int]] = {}
 
     def is_acked(self, offset: i64) -> bool:
-        """Return whether the offset is acked."""
         if offset < self.head:
             return True
         bits = self.chunks.get(offset >> CHUNK_BITS)
@@ -197,11 +196,7 @@ class ReplicatedAcks:
         return found
 
     def apply(self, kind: i64, number: i64, value: bytes | None) -> None:
-        """Apply one record of the log.
-
-        Raises:
-            BadSettlement: the record has an unknown format.
-        """
+        """Apply one record of the log. Raises BadSettlement: the record has an unknown format."""
         if value is not None and kind != 0x43 and (len(value) < 9 or value[0] != 1):
             raise BadSettlement("an ack record has an unknown format")
         if kind == 0x48:
@@ -249,8 +244,7 @@ class ReplicatedAckReader:
     def read(self, records: list[KeyedRecord]) -> None:
         """Apply the records of one batch, in order. Other records, such as a barrier, are skipped.
 
-        Raises:
-            BadSettlement: a record has an unknown format.
+        Raises: BadSettlement: a record has an unknown format.
         """
         for record in records:
             key = record.key
@@ -426,7 +420,6 @@ class AckRecordWriter:
                 records.append(KeyedRecord(_key(self.log_id, b"R", offset), _value([count, due_ms])))
 
     def _drop_chunks_below(self, head: i64, records: list[KeyedRecord]) -> None:
-        """Delete the chunks below the head."""
         first: i64 = head >> CHUNK_BITS
         for chunk in [chunk for chunk in self._chunks if chunk < first]:
             del self._chunks[chunk]

@@ -64,13 +64,9 @@ class BatchFilterResult:
         self.foreign_count: i64 = 0
         self.total_bytes: i64 = 0
         self.live_count: i64 = 0
-        # _run: first offset of the open run, or -1. _next_offset: offset behind the last record.
+        # _run: first offset of the open run, or -1. next_offset: offset behind the last record.
         self._run: i64 = -1
-        self._next_offset: i64 = 0
-
-    def begin_batch(self, offset: i64) -> None:
-        """Start a batch at its first offset."""
-        self._next_offset = offset
+        self.next_offset: i64 = 0
 
     def add_record(self, offset: i64, settled: bool, size: i64) -> None:
         """Add the next record. Offsets between it and the previous record count as acked."""
@@ -78,20 +74,20 @@ class BatchFilterResult:
         if settled:
             self.settled_bytes += size
             if self._run < 0:
-                self._run = self._next_offset
+                self._run = self.next_offset
         else:
             self.live_count += 1
-            if self._run < 0 and offset > self._next_offset:
-                self._run = self._next_offset
+            if self._run < 0 and offset > self.next_offset:
+                self._run = self.next_offset
             if self._run >= 0:
                 self.runs.append((self._run, offset - 1))
                 self._run = -1
-        self._next_offset = offset + 1
+        self.next_offset = offset + 1
 
     def finish(self, last_offset: i64) -> None:
         """Close the last run. Offsets up to `last_offset` count as acked."""
-        if self._run < 0 and self._next_offset <= last_offset:
-            self._run = self._next_offset
+        if self._run < 0 and self.next_offset <= last_offset:
+            self._run = self.next_offset
         if self._run >= 0:
             self.runs.append((self._run, last_offset))
 
@@ -145,7 +141,7 @@ def _records(
     end: i64 = at + whole.size
     position: i64 = at + HEADER_SIZE
     left: i64 = whole.count
-    filled.begin_batch(header.base_offset)
+    filled.next_offset = header.base_offset
     while left > 0:
         start: i64 = 0
         stop: i64 = 0
@@ -263,8 +259,7 @@ class ReplicatedLog(LocalLog):
 
         Cost: about 50 ns per record, and the write.
 
-        Raises:
-            OSError: the disk cannot store them.
+        Raises: OSError: the disk cannot store them.
         """
         kept: list[BatchFilterResult] = []
         segments = self.log.segments

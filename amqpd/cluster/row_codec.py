@@ -85,23 +85,17 @@ SlotChange: TypeAlias = Change | PutAnnotation
 # -- keys -------------------------------------------------------------------------------------------------------------
 
 
-def row_key(table: Table, values: Mapping[str, Plain]) -> bytes:
-    """Return the key of a row's record from encoded columns (`Table.encode`)."""
+def _row_key(table: Table, values: Mapping[str, Plain]) -> bytes:
     return _json([table.name, *(_out(values[name]) for name in table.key)])
 
 
 def key_of(row: Row) -> bytes:
-    """Return the key of a row's record.
-
-    Raises:
-        ValueError: see `Table.encode`.
-    """
+    """Return the key of a row's record. Raises ValueError, see `Table.encode`."""
     table = TABLE_OF[type(row)]
-    return row_key(table, table.encode(row))
+    return _row_key(table, table.encode(row))
 
 
 def note_key(key: NoteKey) -> bytes:
-    """Return the key of a note's record."""
     return _json(list(key))
 
 
@@ -130,21 +124,11 @@ def decode_key(key: bytes) -> RowKey | NoteKey:
 
 
 def encode_row(row: Row) -> tuple[bytes, bytes]:
-    """Return key and value of a row's record.
-
-    Cost: about 10 us.
-
-    Raises:
-        ValueError: see `Table.encode`.
-    """
+    """Return key and value of a row's record. Cost: about 10 us. Raises ValueError, see `Table.encode`."""
     table = TABLE_OF[type(row)]
-    return encode_stored_row(table, table.encode(row))
-
-
-def encode_stored_row(table: Table, values: Mapping[str, Plain]) -> tuple[bytes, bytes]:
-    """Return key and value of a row whose columns are already encoded for a database."""
+    values = table.encode(row)
     rest = {name: _out(value) for name, value in values.items() if name not in table.key}
-    return row_key(table, values), _json(rest)
+    return _row_key(table, values), _json(rest)
 
 
 def decode_row(key: RowKey, value: bytes) -> Row:
@@ -176,7 +160,6 @@ def decode_object(value: bytes) -> dict[str, Any]:
 
 
 def encode_note(note: PutAnnotation) -> tuple[bytes, bytes | None]:
-    """Return key and value of a note's record."""
     return note_key(note.key), None if note.value is None else _json(dict(note.value))
 
 
@@ -184,11 +167,7 @@ def encode_note(note: PutAnnotation) -> tuple[bytes, bytes | None]:
 
 
 def changes_to_json(changes: Iterable[SlotChange]) -> list[Any]:
-    """Encode changes for another node, which decodes them by `changes_from_json`.
-
-    Raises:
-        ValueError: see `Table.encode`.
-    """
+    """Encode changes for another node, which decodes them by `changes_from_json`. Raises ValueError as `key_of`."""
     found: list[Any] = []
     for change in changes:
         if isinstance(change, PutAnnotation):

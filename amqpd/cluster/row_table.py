@@ -121,7 +121,6 @@ class RowTable:
         return cast("Iterable[R]", self._rows.get(name, {}).values())
 
     def row(self, like: R) -> R | None:
-        """Return the row with the same key."""
         found = self._rows.get(TABLE_OF[type(cast("Row", like))].name, {}).get(key_of(cast("Row", like)))
         return cast("R | None", found)
 
@@ -163,8 +162,7 @@ class RowTable:
 
         Cost: about 10 us.
 
-        Raises:
-            NewerFormat: a later version wrote the record.
+        Raises: NewerFormat: a later version wrote the record.
         """
         try:
             known = decode_key(key)
@@ -207,7 +205,6 @@ class RowTable:
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def apply(self, changes: Iterable[SlotChange], size_max: int = 0) -> Submission:
-        """Run `apply_in_steps` to its end."""
         steps = self.apply_in_steps(changes, size_max)
         while True:
             try:
@@ -225,8 +222,7 @@ class RowTable:
 
         Cost: about 20 us per change or record.
 
-        Raises:
-            WriteFailed: nothing has changed.
+        Raises: WriteFailed: nothing has changed.
         """
         undo: list[_Undo | _UndoNote] = []
         # key of a record -> it was requested
@@ -295,8 +291,7 @@ class RowTable:
             if parent not in self.tables:
                 continue
             named = getattr(row, column)
-            # A parent's key is one text column, and so is its record's key.
-            if _parent_record(parent, named) not in self._rows[parent]:
+            if note_key((parent, named)) not in self._rows[parent]:  # a parent's key is one text column
                 raise ValueError(f"{table.name}: there is no {named!r} in {parent}")
 
     def _binding_keys(self, change: DeleteBindings) -> list[bytes]:
@@ -394,7 +389,3 @@ class RowTable:
             found.append((self._bindings_of, (row.vhost, row.destination_type, row.destination)))
             found.append((self._bindings_of, (row.vhost, "source", row.source)))
         return found
-
-
-def _parent_record(parent: str, named: str) -> bytes:
-    return note_key((parent, named))

@@ -51,9 +51,10 @@ from amqpd.cluster.replicated_acks import (
 )
 from amqpd.cluster.replicated_log import ReplicatedLog
 from amqpd.kafka.connection import KafkaDisconnected
+from amqpd.kafka.consumer import LoopSlice
 from amqpd.kafka.keyed_records import KeyedRecord, keyed_batch, read_keyed
 from amqpd.kafka.partition import WINDOW, Partition
-from amqpd.kafka.producer import KafkaProducer, KafkaRefused
+from amqpd.kafka.producer import KafkaProducer, KafkaRefused, ignore
 from amqpd.kafka.requests import ProducerId
 from amqpd.storage.acks.ack_set import DELIVERED
 from amqpd.storage.group_commit import GroupCommit
@@ -87,7 +88,6 @@ class LogSpan:
         self._freed = 0
 
     def add(self, base_offset: int, size: int) -> None:
-        """Add a batch at the end."""
         marks = self._marks
         if not marks or self._total - marks[-1][1] >= MARK_BYTES:
             marks.append((base_offset, self._total))
@@ -132,7 +132,6 @@ class RecordTruncation:
         return found
 
     def remove(self, log: ReplicatedLog) -> None:
-        """Forget a deleted log."""
         self.spans.pop(log, None)
 
     def deletable(self) -> dict[str, dict[int, tuple[ReplicatedLog, int]]]:
@@ -360,7 +359,6 @@ class AckWaits:
             self._sent.popleft()[1](True)
 
     def fail_all(self) -> None:
-        """Answer all callers with a failure."""
         waiting = [each.done for each in (*self._asking, *self.covered)] + [done for _, done in self._sent]
         self._asking, self.covered = [], []
         self._sent.clear()
@@ -372,7 +370,6 @@ REFUSED_RETRY_MS: Final = 10_000  # pause before a batch that Kafka refused is s
 TELL_DELAY_S: Final = 0.01
 TELL_PAUSE_S: Final = 0.05
 """Minimum interval between two passes. After an idle time the first acks are written after TELL_DELAY_S."""
-SLICE_S: Final = 0.004
 _BATCH_SIZE_MAX: Final = 512 * 1024
 _BATCH_COUNT_MAX: Final = 4096
 
@@ -393,7 +390,7 @@ class SlotLogs:
     """The logs of one slot. Loop thread only.
 
     Args:
-        producer: its callbacks `on_moved`, `on_refused` and `on_fenced` are set here.
+        producer: its callbacks are set here.
         held: producer id and epoch of the takeover.
         settled: the slot's partition of `settled`.
         read: reads batches back from Kafka.
@@ -415,9 +412,9 @@ class SlotLogs:
         commits: GroupCommit,
         read: Read,
         *,
-        on_failed: Callable[[QueueLog], None],
         on_room: Callable[[], None],
-        on_fenced: Callable[[str], None],
+        on_failed: Callable[[QueueLog], None] = ignore,
+        on_fenced: Callable[[str], None] = ignore,
         transaction_bytes_max: int = 8 << 20,
     ) -> None:
         self.producer = producer
@@ -426,13 +423,11 @@ class SlotLogs:
         self.logs: dict[Partition, ReplicatedLog] = {}
         self.written: list[ReplicatedLog] = []
         self.changed: list[ReplicatedLog] = []
-        self.watched: dict[Partition, Callable[[], None]] = {}
-        """Callbacks for partitions without a log (`meta`), called when Kafka stored more. If Kafka refuses one, the
-        slot ends.
-        """
+        self._meta: Partition | None = None
+        self._on_meta_stored: Callable[[], None] = lambda: None
         self.unsafe_bytes = 0
         self.on_failed = on_failed
-        self.on_accepted: Callable[[QueueLog], None] = lambda _: None
+        self.on_accepted: Callable[[QueueLog], None] = ignore
         self.on_room = on_room
         self.on_fenced = on_fenced
         self._commits = commits
@@ -460,6 +455,11 @@ class SlotLogs:
 
     # -- takeover
 
+    def watch_meta(self, meta: Partition, on_stored: Callable[[], None]) -> None:
+        """Call `on_stored` when Kafka stored more of the slot's `meta`. If Kafka refuses it, the slot ends."""
+        self._meta = meta
+        self._on_meta_stored = on_stored
+
     async def read_acks(self, batches: AsyncIterable[bytes]) -> None:
         """Read the acks of the slot's queues from the topic `settled`, up to its barrier.
 
@@ -467,12 +467,11 @@ class SlotLogs:
             BadSettlement, BadRecord: a record is damaged.
             and the errors of `KafkaReader.read`.
         """
-        until = time.perf_counter() + SLICE_S
+        slices = LoopSlice()
         async for batch in batches:
             self._kafka_acks.read(read_keyed(batch))
-            if time.perf_counter() >= until:
-                await asyncio.sleep(0)
-                until = time.perf_counter() + SLICE_S
+            if slices.is_over:
+                await slices.yield_loop()
 
     @property
     def is_clean_takeover(self) -> bool:
@@ -486,8 +485,7 @@ class SlotLogs:
         If the partition is closed because its topic is gone, the log is empty and accepts nothing. Its acks in
         Kafka are not changed.
 
-        Raises:
-            KeyError: the producer does not have the partition.
+        Raises: KeyError: the producer does not have the partition.
         """
         partition = self.partition(place)
         acks = self._kafka_acks.logs.pop(log.ack_writer.log_id, None) or ReplicatedAcks()
@@ -510,11 +508,7 @@ class SlotLogs:
             log.filled()
 
     def partition(self, place: LogPosition) -> Partition:
-        """Return the producer's partition of a position.
-
-        Raises:
-            KeyError: the producer does not have it.
-        """
+        """Return the producer's partition of a position. Raises KeyError: the producer does not have it."""
         found = self._places.get((place.topic, place.number))
         if found is None or found.closed:  # its dedicated topic may have been deleted and created again
             for each in self.producer.partitions:
@@ -595,9 +589,8 @@ class SlotLogs:
                 self._offer(held_back)  # the producer got an answer and flushes after this call
         log = self.logs.get(partition)
         if log is None:
-            watch = self.watched.get(partition)
-            if watch is not None:
-                watch()
+            if partition is self._meta:
+                self._on_meta_stored()
             return
         self._count(log, partition)
         if log.refused and not partition.closed and not partition.refused:
@@ -614,8 +607,8 @@ class SlotLogs:
             self.on_room()
         elif partition is self.settled:
             self.fenced(f"Kafka refuses acks: {partition.text}")
-        elif partition in self.watched:
-            self.fenced(f"Kafka refuses the metadata: {partition.text}")
+        elif partition is self._meta:
+            self.fenced(f"Kafka refuses the slot's metadata: {partition.text}")
 
     def fenced(self, text: str) -> None:
         """End all logs: what is not in Kafka is nacked."""
@@ -660,12 +653,9 @@ class SlotLogs:
             self._pass_logs.extend(self.changed)
             self.changed.clear()
             self._waits.begin_pass()
-        until = time.perf_counter() + SLICE_S
-        while self._pass_logs:
-            log = self._pass_logs.popleft()
-            self._records += self._records_of(log)
-            if time.perf_counter() >= until:
-                break
+        slices = LoopSlice()
+        while self._pass_logs and not slices.is_over:
+            self._records += self._records_of(self._pass_logs.popleft())
         self._write_records()
         if self._waits.covered and not self._pass_logs and not self._records:
             self._waits.end_pass(int(self.settled.next_offset))
@@ -772,13 +762,6 @@ class SlotLogs:
             self._records += log.ack_writer.tombstones()
             self._schedule_pass(TELL_DELAY_S)
 
-    async def delete_acked_records(self, delete_records: DeleteRecords) -> int:
-        """Delete records in Kafka that are acked in `settled`. Return the number of logs.
-
-        Raises the errors of `delete_records`.
-        """
-        return await self.truncation.delete_unneeded(delete_records)
-
     def keep_alive(self, key: bytes) -> None:
         """Write a record to each partition that has no unanswered batch.
 
@@ -822,8 +805,7 @@ class SlotLogs:
     async def give_up(self) -> None:
         """Store everything in Kafka, then a record that says so. No publish, delivery or ack may follow.
 
-        Raises:
-            KafkaRefused: Kafka did not store it. Then the next owner treats all live messages as delivered.
+        Raises: KafkaRefused: Kafka did not store it. Then the next owner treats all live messages as delivered.
         """
         for log in list(self.logs.values()):
             if log.ready and not log.failed and not log.deleted:
@@ -831,13 +813,12 @@ class SlotLogs:
         self.send_batches()
         # Kafka refuses writes to some partitions; the others are stored.
         await self.producer.wait_stored([each for each in self.logs if not each.closed and not each.refused])
-        until = time.perf_counter() + SLICE_S
+        slices = LoopSlice()
         for log in list(self.logs.values()):
             log.collect_acks()
             self._records += self._records_of(log) if log.ready else self._unread_records(log)
-            if time.perf_counter() >= until:
-                await asyncio.sleep(0)
-                until = time.perf_counter() + SLICE_S
+            if slices.is_over:
+                await slices.yield_loop()
         self.changed.clear()
         self._pass_logs.clear()
         while self._records:

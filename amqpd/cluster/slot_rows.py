@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Final
@@ -26,7 +25,7 @@ from amqpd.cluster.placement import QueuePlacement
 from amqpd.cluster.row_codec import SlotChange, key_of
 from amqpd.cluster.row_table import RowTable, Submission
 from amqpd.cluster.slot_logs import SlotLogs
-from amqpd.kafka.consumer import SLICE_S
+from amqpd.kafka.consumer import LoopSlice
 from amqpd.kafka.keyed_records import KeyedRecord
 from amqpd.kafka.partition import WINDOW, Partition
 from amqpd.storage.log.batch import HEADER_SIZE
@@ -132,11 +131,7 @@ class RowWriter:
         self._run()
 
     async def write(self, changes: Sequence[SlotChange]) -> int:
-        """Write changes and return the offset behind them.
-
-        Raises:
-            WriteFailed: see `submit`.
-        """
+        """Write changes and return the offset behind them. Raises WriteFailed: see `submit`."""
         stored: asyncio.Future[int] = self._loop.create_future()
 
         def done(error: BaseException | None) -> None:
@@ -179,7 +174,7 @@ class RowWriter:
         self._queue.clear()
         self._group = []
         for each in waiting:
-            self._loop.call_soon(self._answer, each, WriteFailed(text))
+            self._loop.call_soon(answer, each.done, WriteFailed(text))
 
     # -- from the queue to Kafka
 
@@ -199,7 +194,7 @@ class RowWriter:
 
     def _pump(self) -> bool:
         """Apply and write the waiting submissions. Return False to continue in the next loop turn."""
-        until = time.perf_counter() + SLICE_S
+        slices = LoopSlice()
         while not self.ended:
             room = len(self.partition.order) < WINDOW and self._writer.may_write(self.partition)
             if self._steps is None and (not self._queue or not room or self._full()):
@@ -209,7 +204,7 @@ class RowWriter:
             while self._steps is not None:
                 if not self._step(self._queue[0]):
                     break
-                if time.perf_counter() >= until:
+                if slices.is_over:
                     return False
         if not self.ended and self._group and self._writer.may_write(self.partition):
             self._write()
@@ -232,7 +227,7 @@ class RowWriter:
             self._queue.popleft()
             if self.placement is not None:
                 self.placement.delete_unused_topics(waiting.changes)
-            self._answer(waiting, error)
+            answer(waiting.done, error)
             return
         self._steps = self._applying(waiting, changes)
 
@@ -272,7 +267,7 @@ class RowWriter:
             waiting = self._unplaced.popleft()
             if self.placement is not None:
                 self.placement.delete_unused_topics(waiting.changes)
-            self._answer(waiting, error)
+            answer(waiting.done, error)
 
     def _step(self, waiting: _PendingSubmission) -> bool:
         """Do one step of the first submission. Return False after its last step."""
@@ -296,7 +291,7 @@ class RowWriter:
             self._queue.popleft()
             if self.placement is not None:
                 self.placement.free_unwritten(waiting.changes)
-            self._answer(waiting, error)
+            answer(waiting.done, error)
             return False
         return True
 
@@ -322,15 +317,15 @@ class RowWriter:
         assert waiting.submission is not None
         if self.placement is not None:
             self.placement.on_stored(waiting.submission)
-        self._answer(waiting, None)
+        answer(waiting.done, None)
 
-    @staticmethod
-    def _answer(waiting: _PendingSubmission, error: BaseException | None) -> None:
-        try:
-            waiting.done(error)
-        except Exception:
-            # A failing callback must not stop the other answers.
-            logger.exception("metadata: a callback failed")
+
+def answer(done: Done, error: BaseException | None) -> None:
+    """Call `done`. An exception is logged: it must not stop the other answers."""
+    try:
+        done(error)
+    except Exception:
+        logger.exception("metadata: a callback failed")
 
 
 def _merge_records(group: list[_PendingSubmission]) -> tuple[list[KeyedRecord], list[KeyedRecord]]:

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
@@ -44,7 +43,7 @@ from amqpd.cluster.row_codec import (
 from amqpd.cluster.row_table import ALL_TABLES, RowTable
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.connection import KafkaDisconnected
-from amqpd.kafka.consumer import SLICE_S, FollowedPartition, TopicFollower
+from amqpd.kafka.consumer import FollowedPartition, LoopSlice, TopicFollower
 from amqpd.kafka.keyed_records import keyed_records
 from amqpd.kafka.producer import KafkaRefused
 from amqpd.storage.log.batch import BatchHeader
@@ -77,7 +76,6 @@ class Owner(NamedTuple):
     time_ms: int
 
     def note(self, slot: int) -> PutAnnotation:
-        """Return the note that announces this owner."""
         return PutAnnotation((OWNER, slot), self._asdict())
 
     def is_before(self, other: Owner) -> bool:
@@ -153,8 +151,7 @@ class ClusterState:
 
         Cost: all of `meta` over the network, and 10 us per row of slot 0.
 
-        Raises:
-            MetadataError: a later version wrote to it, or Kafka does not answer.
+        Raises: MetadataError: a later version wrote to it, or Kafka does not answer.
         """
         self._followed = [self._follower.follow(self.topic, slot) for slot in range(self.slots)]
         try:
@@ -169,7 +166,6 @@ class ClusterState:
         self._opened = True
 
     async def close(self) -> None:
-        """Stop following."""
         await self._follower.close()
         self._wake()
 
@@ -196,10 +192,6 @@ class ClusterState:
     def owner_of(self, slot: int) -> Owner | None:
         """Return the node that announced the slot last; it may have stopped. None if no node ever did."""
         return self.owners.get(slot)
-
-    def apply_announcement(self, slot: int, owner: Owner) -> None:
-        """Apply an announcement that came from the owner directly, because Kafka does not answer this node."""
-        self._set_owner(slot, owner)
 
     def requested_node(self, slot: int) -> str | None:
         """Return the node to which an operator moved the slot; None if no request is open."""
@@ -237,11 +229,7 @@ class ClusterState:
         return self._followed[0].next_offset
 
     async def wait_applied(self, offset: int) -> None:
-        """Return when all records of slot 0 below `offset` were applied.
-
-        Raises:
-            KafkaDisconnected: closed before.
-        """
+        """Return when all records of slot 0 below `offset` were applied. Raises KafkaDisconnected: closed before."""
         await self._follower.wait_reached(self._followed[0], offset)
 
     async def wait_caught_up(self) -> None:
@@ -279,14 +267,13 @@ class ClusterState:
         # Most batches of other slots do not contain the owner's key and need no decoding.
         if slot and self._owner_keys[slot] not in batch and not BatchHeader(batch, 0).is_compressed():
             return
-        until = time.perf_counter() + SLICE_S
+        slices = LoopSlice()
         try:
             for records in keyed_records(batch):
                 for record in records:
                     self._apply_one(slot, record.key, record.value)
-                    if time.perf_counter() >= until:
-                        await asyncio.sleep(0)
-                        until = time.perf_counter() + SLICE_S
+                    if slices.is_over:
+                        await slices.yield_loop()
         except BadRecord as error:
             self.foreign_count += 1
             logger.error("%s %d: a batch cannot be read and is skipped: %s", self.topic, slot, error)
@@ -341,9 +328,10 @@ class ClusterState:
         before = self.owners.get(slot)
         if before is not None and owner is not None and owner.is_before(before):
             return  # a later owner announced itself directly while Kafka did not answer
-        self._set_owner(slot, owner)
+        self.set_owner(slot, owner)
 
-    def _set_owner(self, slot: int, owner: Owner | None) -> None:
+    def set_owner(self, slot: int, owner: Owner | None) -> None:
+        """Apply an announcement. It may come from the owner directly, while Kafka does not answer this node."""
         if owner == self.owners.get(slot):
             return
         if owner is None:

@@ -60,11 +60,7 @@ class ClusterStorage(Storage):
         auto_delete: bool = False,
         arguments: bytes = b"",
     ) -> tuple[str, LocalLog]:
-        """Create the log of a queue; see `Storage.create_queue`.
-
-        Raises:
-            LogUnusable: the queue has no position.
-        """
+        """Create the log of a queue; see `Storage.create_queue`. Raises LogUnusable: the queue has no position."""
         return queue_id, self.open_queue(vhost_id, queue_id, name, vhost_name, policy, auto_delete, arguments)
 
     def open_queue(
@@ -79,8 +75,7 @@ class ClusterStorage(Storage):
     ) -> LocalLog:
         """Open the log of a durable queue. Reads nothing.
 
-        Raises:
-            LogUnusable: the queue has no position.
+        Raises: LogUnusable: the queue has no position.
         """
         placed = self.places.get(queue_id)
         if placed is None:
@@ -105,11 +100,7 @@ class ClusterStorage(Storage):
         return super().find_export_hold(store) if store.local else None
 
     def export_hold(self, store: QueueLog) -> ExportHold:
-        """See `Storage.export_hold`.
-
-        Raises:
-            TypeError: the log is in Kafka.
-        """
+        """See `Storage.export_hold`. Raises TypeError: the log is in Kafka."""
         if not store.local:
             raise TypeError(f"the log of queue '{store.name}' is not on this disk")
         return super().export_hold(store)

@@ -40,7 +40,6 @@ class View:
         raise NotImplementedError
 
     def vhosts(self) -> list[str]:
-        """Return the names of all vhosts."""
         raise NotImplementedError
 
     def owner_of(self, vhost: str) -> NodeState | None:

@@ -301,8 +301,7 @@ class TopicAdmin:
         Args:
             mark: A number that later identifies this topic.
 
-        Raises:
-            KafkaRefused: The topic exists.
+        Raises: KafkaRefused: The topic exists.
         """
         rules = (*queue_rules(self.options), TopicRule(MARK, str(mark), safety=False))
         await self._create(name, 1, rules, exists_ok=False)

@@ -20,15 +20,14 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from functools import partial
 from typing import Final
 
 from librt.strings import BytesWriter
 
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.connection import KafkaConnection, KafkaDisconnected, KafkaIncompatible
-from amqpd.kafka.metadata import PAUSE_S, PAUSE_S_MAX, PartitionLeaders
-from amqpd.kafka.producer import KafkaRefused
+from amqpd.kafka.metadata import PartitionLeaders
+from amqpd.kafka.producer import PAUSE_S, PAUSE_S_MAX, KafkaRefused
 from amqpd.kafka.requests import (
     EARLIEST,
     LATEST,
@@ -85,7 +84,7 @@ class KafkaReader:
         """
         offset = start
         patience = Backoff(self._timeout_s)
-        slices = _TimeSlice()
+        slices = LoopSlice()
         while offset < end:
             try:
                 found = await self._fetch(topic, number, offset)
@@ -109,8 +108,8 @@ class KafkaReader:
                 offset = int(header.last_offset) + 1
                 if header.count:
                     yield batch
-                if slices.due():
-                    await slices.rest()
+                if slices.is_over:
+                    await slices.yield_loop()
 
     async def offsets(self, topic: str, numbers: Iterable[int], when: int = LATEST) -> dict[int, int]:
         """Return the high watermark of each partition, or its first offset (EARLIEST).
@@ -167,12 +166,16 @@ class KafkaReader:
         place = FetchPlace(topic.encode(), number, offset, READ_SIZE_MAX)
         try:
             connection = await self.brokers.connection(leader)
-            data = await connection.request(partial(_encode, self._scratch, connection, 0, READ_SIZE_MAX, [place]))
+            name, scratch = connection.client_id, self._scratch
+            data = await connection.request(lambda n: encode_fetch(scratch, n, name, 0, READ_SIZE_MAX, [place]))
         except (OSError, KafkaIncompatible):
             self.brokers.invalidate(topic, number)
             raise
         try:
-            return _single_partition(data)
+            found = _fetched(data)
+            if len(found) != 1:
+                raise BadAnswer(f"{len(found)} partitions are answered, one was requested")
+            return found[0]
         except BadAnswer as error:
             connection.abort(str(error))
             raise
@@ -248,7 +251,7 @@ class TopicFollower:
         self._pauses: dict[int, float] = {}  # pause before the next try, by broker
         self._finding: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        self._slices = _TimeSlice()
+        self._slices = LoopSlice()
         self._scratch = BytesWriter()
         self.failed: BaseException | None = None
         self._closed = False
@@ -391,11 +394,11 @@ class TopicFollower:
         places = [
             FetchPlace(each.topic.encode(), each.number, each.next_offset, FOLLOW_PARTITION_SIZE_MAX) for each in led
         ]
-        encode = partial(_encode, self._scratch, connection, FOLLOW_WAIT_MS, FOLLOW_SIZE_MAX, places)
-        code, answers = decode_fetch(await connection.request(encode))
-        if code:
-            raise BadAnswer(f"Fetch was answered with {code_of(code).name}")
-        for found in answers:
+        name, scratch = connection.client_id, self._scratch
+        data = await connection.request(
+            lambda n: encode_fetch(scratch, n, name, FOLLOW_WAIT_MS, FOLLOW_SIZE_MAX, places)
+        )
+        for found in _fetched(data):
             followed = by_place.get((found.topic, int(found.partition)))
             if followed is None or followed not in self._followed:
                 continue
@@ -420,8 +423,8 @@ class TopicFollower:
                 except Exception as error:
                     raise _CallbackFailed from error
             followed.advance(int(header.last_offset) + 1)
-            if self._slices.due():
-                await self._slices.rest()
+            if self._slices.is_over:
+                await self._slices.yield_loop()
             if self._closed or followed not in self._followed:
                 return
 
@@ -462,35 +465,23 @@ class Backoff:
         self._pause = min(2 * self._pause, PAUSE_S_MAX)
 
 
-class _TimeSlice:
-    """The time after which a reader yields to the event loop."""
+class LoopSlice:
+    """The time after which long work yields to the event loop: `if slices.is_over: await slices.yield_loop()`."""
 
     def __init__(self) -> None:
         self._until = time.perf_counter() + SLICE_S
 
-    def due(self) -> bool:
+    @property
+    def is_over(self) -> bool:
         return time.perf_counter() >= self._until
 
-    async def rest(self) -> None:
+    async def yield_loop(self) -> None:
         await asyncio.sleep(0)
         self._until = time.perf_counter() + SLICE_S
 
 
-def _encode(
-    scratch: BytesWriter,
-    connection: KafkaConnection,
-    wait_ms: int,
-    size_bytes_max: int,
-    places: list[FetchPlace],
-    number: int,
-) -> bytes:
-    return encode_fetch(scratch, number, connection.client_id, wait_ms, size_bytes_max, places)
-
-
-def _single_partition(data: bytes) -> Fetched:
+def _fetched(data: bytes) -> list[Fetched]:
     code, found = decode_fetch(data)
     if code:
         raise BadAnswer(f"Fetch was answered with {code_of(code).name}")
-    if len(found) != 1:
-        raise BadAnswer(f"{len(found)} partitions are answered, one was requested")
-    return found[0]
+    return found

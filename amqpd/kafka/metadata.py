@@ -22,9 +22,6 @@ from amqpd.kafka.producer import KafkaRefused, fetch_any_metadata, order_silent_
 from amqpd.kafka.wire import PARTITION, code_of
 
 _UNKNOWN_TOPIC: Final = 3
-PAUSE_S: Final = 0.1
-PAUSE_S_MAX: Final = 2.0
-"""Shortest and longest pause between tries; it doubles each time."""
 
 Place = tuple[str, int]
 """Topic and number of a partition."""

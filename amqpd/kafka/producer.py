@@ -53,8 +53,9 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 DELIVERY_TIMEOUT_S: Final = 60.0
-_PAUSE_S: Final = 0.1
-_PAUSE_S_MAX: Final = 2.0
+PAUSE_S: Final = 0.1
+PAUSE_S_MAX: Final = 2.0
+"""Shortest and longest pause between tries; it doubles each time."""
 _TRANSACTION_TIMEOUT_MS: Final = 60_000
 _EPOCH_MAX: Final = 0x7FFF
 _UNKNOWN_TOPIC: Final = 3
@@ -67,6 +68,10 @@ TOPIC_GONE_S: Final = 10.0
 
 class KafkaRefused(Exception):
     """Kafka refuses the request, and a retry does not help; the text has Kafka's words."""
+
+
+def ignore(_: object) -> None:
+    """Do nothing: the default of callbacks."""
 
 
 class KafkaProducer:
@@ -90,9 +95,9 @@ class KafkaProducer:
         self,
         access: KafkaAccess,
         *,
-        on_moved: Callable[[Partition], None],
-        on_refused: Callable[[Partition], None],
-        on_fenced: Callable[[str], None],
+        on_moved: Callable[[Partition], None] = ignore,
+        on_refused: Callable[[Partition], None] = ignore,
+        on_fenced: Callable[[str], None] = ignore,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
         delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
     ) -> None:
@@ -184,8 +189,7 @@ class KafkaProducer:
             key: The transactional id.
             held: The producer id and epoch of the fence.
 
-        Raises:
-            KafkaRefused: Another node has a later epoch.
+        Raises: KafkaRefused: Another node has a later epoch.
         """
         fenced = list(partitions)
         now = int(time.time() * 1000)
@@ -313,17 +317,15 @@ class KafkaProducer:
     async def _open(self, leader: int) -> None:
         """Open a connection to that broker. After a failure, look for other leaders and pause."""
         try:
-            address = self._brokers.get(leader)
-            if address is None:
-                self._want_led_by(leader)
-                await asyncio.sleep(_PAUSE_S)
-                return
             try:
+                address = self._brokers.get(leader)
+                if address is None:
+                    raise KafkaDisconnected(f"broker {leader} has no address")
                 silent = partial(self._doubt, leader)
                 connection = await open_connection(self.access, *address, self._answer_timeout_s, silent)
             except (OSError, KafkaIncompatible):
                 self._want_led_by(leader)
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(PAUSE_S)
                 return
             connection.on_lost = partial(self._lost, leader, connection)
             connection.on_writable = self._flush_soon
@@ -365,7 +367,7 @@ class KafkaProducer:
                 connection.abort(f"no answer for {SILENT_S:g} s, and other brokers lead its partitions")
 
     async def _look_up(self) -> None:
-        pause = _PAUSE_S
+        pause = PAUSE_S
         try:
             while self._wanted and not self._producing.is_ended:
                 asked = set(self._wanted)
@@ -380,7 +382,7 @@ class KafkaProducer:
                 self._flush_soon()
                 if self._wanted:
                     await asyncio.sleep(pause)
-                    pause = min(2 * pause, _PAUSE_S_MAX)
+                    pause = min(2 * pause, PAUSE_S_MAX)
         finally:
             self._looking = None
 
@@ -544,7 +546,7 @@ async def init_producer_id(
         KafkaRefused: Kafka does not give it.
         KafkaDisconnected: No coordinator answers within `timeout_s`.
     """
-    pause = _PAUSE_S
+    pause = PAUSE_S
     last = "no broker answers"
     try:
         async with asyncio.timeout(timeout_s):
@@ -556,7 +558,7 @@ async def init_producer_id(
                     raise KafkaRefused(f"{transactional_id}: {code_of(code).name} {text}".rstrip())
                 last = text or code_of(code).name
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, _PAUSE_S_MAX)
+                pause = min(2 * pause, PAUSE_S_MAX)
     except TimeoutError:
         raise KafkaDisconnected(f"no producer id of {transactional_id} within {timeout_s:g} s: {last}") from None
 

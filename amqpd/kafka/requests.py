@@ -44,7 +44,7 @@ are equal for us without transactions, 13 names topics by id. Kafka 4 has 3 to 1
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from librt.strings import BytesWriter
 from mypy_extensions import i64
@@ -117,11 +117,20 @@ def framed(writer: BytesWriter) -> bytes:
     return int(size).to_bytes(4, "big") + data[_LENGTH_SIZE:]
 
 
-def read_head(reader: Reader, flexible: bool = True) -> None:
-    """Skip the head of an answer."""
+def _request(api: i64, version: i64, correlation_id: i64, client_id: bytes, flexible: bool = True) -> BytesWriter:
+    """Return a writer with the head of a request; `framed` sets its length."""
+    writer = BytesWriter()
+    write_head(writer, 0, api, version, correlation_id, client_id, flexible)
+    return writer
+
+
+def _answer(data: bytes, flexible: bool = True) -> Reader:
+    """Return a reader of an answer, behind its head."""
+    reader = Reader(data)
     reader.int32()
     if flexible:
         reader.skip_tags()
+    return reader
 
 
 # -- ApiVersions
@@ -134,8 +143,7 @@ def encode_api_versions(correlation_id: i64, client_id: bytes, software: bytes, 
         software: Our name for the broker's log: letters, digits, `-` and `.`.
         version: Our version, in the same characters.
     """
-    writer = BytesWriter()
-    write_head(writer, 0, API_VERSIONS, 3, correlation_id, client_id)
+    writer = _request(API_VERSIONS, 3, correlation_id, client_id)
     write_compact(writer, software)
     write_compact(writer, version)
     writer.append(0)
@@ -144,8 +152,7 @@ def encode_api_versions(correlation_id: i64, client_id: bytes, software: bytes, 
 
 def decode_api_versions(data: bytes) -> tuple[i64, dict[int, tuple[int, int]]]:
     """Return (error code, API -> lowest and highest version)."""
-    reader = Reader(data)
-    read_head(reader, flexible=False)
+    reader = _answer(data, flexible=False)
     code: i64 = reader.int16()
     found: dict[int, tuple[int, int]] = {}
     if code != 0:  # a broker without version 3 answers in version 0: only its code is readable
@@ -196,8 +203,7 @@ class Metadata:
 
 def encode_metadata(correlation_id: i64, client_id: bytes, topics: list[bytes]) -> bytes:
     """Encode a Metadata request for the brokers and the leaders of `topics`. It creates no topic."""
-    writer = BytesWriter()
-    write_head(writer, 0, METADATA, 12, correlation_id, client_id)
+    writer = _request(METADATA, 12, correlation_id, client_id)
     write_uvarint(writer, len(topics) + 1)
     for topic in topics:
         writer.write(_NO_TOPIC_ID)
@@ -211,8 +217,7 @@ def encode_metadata(correlation_id: i64, client_id: bytes, topics: list[bytes]) 
 
 def decode_metadata(data: bytes) -> Metadata:
     """Decode the answer. Cost: about 2 us per partition."""
-    reader = Reader(data)
-    read_head(reader)
+    reader = _answer(data)
     reader.int32()
     found = Metadata()
     left: i64 = reader.count(11)
@@ -268,15 +273,13 @@ EARLIEST: Final[i64] = -2
 LATEST: Final[i64] = -1
 
 
-@final
-class PartitionOffset:
+class PartitionOffset(NamedTuple):
     """The answer about one partition. `offset` is valid if `code`, Kafka's error code, is 0."""
 
-    def __init__(self, topic: bytes, partition: i64, code: i64, offset: i64) -> None:
-        self.topic: bytes = topic
-        self.partition: i64 = partition
-        self.code: i64 = code
-        self.offset: i64 = offset
+    topic: bytes
+    partition: int
+    code: int
+    offset: int
 
 
 def encode_list_offsets(correlation_id: i64, client_id: bytes, topic: bytes, partitions: list[int], when: i64) -> bytes:
@@ -286,8 +289,7 @@ def encode_list_offsets(correlation_id: i64, client_id: bytes, topic: bytes, par
         when: EARLIEST: the first offset that still exists. LATEST: the high watermark. Else milliseconds since
             1970: the first record that is not older.
     """
-    writer = BytesWriter()
-    write_head(writer, 0, LIST_OFFSETS, 6, correlation_id, client_id)
+    writer = _request(LIST_OFFSETS, 6, correlation_id, client_id)
     write_int32(writer, -1)
     writer.append(0)
     write_uvarint(writer, 2)
@@ -304,8 +306,7 @@ def encode_list_offsets(correlation_id: i64, client_id: bytes, topic: bytes, par
 
 
 def decode_list_offsets(data: bytes) -> list[PartitionOffset]:
-    reader = Reader(data)
-    read_head(reader)
+    reader = _answer(data)
     reader.int32()
     found: list[PartitionOffset] = []
     topics: i64 = reader.count(3)
@@ -331,23 +332,18 @@ def decode_list_offsets(data: bytes) -> list[PartitionOffset]:
 # -- FindCoordinator, InitProducerId: producer ids
 
 
-@final
-class Coordinator:
-    """The coordinator of a transactional id: broker id, host and port. They are valid if `code`, Kafka's error
-    code, is 0.
-    """
+class Coordinator(NamedTuple):
+    """The coordinator of a transactional id. The broker is valid if `code`, Kafka's error code, is 0."""
 
-    def __init__(self, code: i64, text: str, broker: i64, host: str, port: i64) -> None:
-        self.code: i64 = code
-        self.text: str = text
-        self.broker: i64 = broker
-        self.host: str = host
-        self.port: i64 = port
+    code: int
+    text: str
+    broker: int
+    host: str
+    port: int
 
 
 def encode_find_coordinator(correlation_id: i64, client_id: bytes, transactional_id: bytes) -> bytes:
-    writer = BytesWriter()
-    write_head(writer, 0, FIND_COORDINATOR, 3, correlation_id, client_id)
+    writer = _request(FIND_COORDINATOR, 3, correlation_id, client_id)
     write_compact(writer, transactional_id)
     kind: int = _TRANSACTION_COORDINATOR
     writer.append(kind)
@@ -356,8 +352,7 @@ def encode_find_coordinator(correlation_id: i64, client_id: bytes, transactional
 
 
 def decode_find_coordinator(data: bytes) -> Coordinator:
-    reader = Reader(data)
-    read_head(reader)
+    reader = _answer(data)
     reader.int32()
     code: i64 = reader.int16()
     text = reader.compact_or_none() or b""
@@ -369,14 +364,12 @@ def decode_find_coordinator(data: bytes) -> Coordinator:
     return Coordinator(code, text.decode("utf-8", "replace"), broker, host, port)
 
 
-@final
-class ProducerId:
+class ProducerId(NamedTuple):
     """A producer id and its epoch. They are valid if `code`, Kafka's error code, is 0."""
 
-    def __init__(self, code: i64, producer_id: i64, epoch: i64) -> None:
-        self.code: i64 = code
-        self.producer_id: i64 = producer_id
-        self.epoch: i64 = epoch
+    code: int
+    producer_id: int
+    epoch: int
 
 
 def encode_init_producer_id(
@@ -396,8 +389,7 @@ def encode_init_producer_id(
         producer_id: The current id, to renew it; Kafka refuses this if a later epoch was given out.
         epoch: The current epoch.
     """
-    writer = BytesWriter()
-    write_head(writer, 0, INIT_PRODUCER_ID, 4, correlation_id, client_id)
+    writer = _request(INIT_PRODUCER_ID, 4, correlation_id, client_id)
     if transactional_id is None:
         writer.append(0)
     else:
@@ -410,8 +402,7 @@ def encode_init_producer_id(
 
 
 def decode_init_producer_id(data: bytes) -> ProducerId:
-    reader = Reader(data)
-    read_head(reader)
+    reader = _answer(data)
     reader.int32()
     code: i64 = reader.int16()
     producer_id: i64 = reader.int64()
@@ -425,16 +416,14 @@ def decode_init_producer_id(data: bytes) -> ProducerId:
 
 
 def encode_sasl_handshake(correlation_id: i64, client_id: bytes, mechanism: bytes) -> bytes:
-    writer = BytesWriter()
-    write_head(writer, 0, SASL_HANDSHAKE, 1, correlation_id, client_id, flexible=False)
+    writer = _request(SASL_HANDSHAKE, 1, correlation_id, client_id, flexible=False)
     write_string(writer, mechanism)
     return framed(writer)
 
 
 def decode_sasl_handshake(data: bytes) -> tuple[i64, list[str]]:
     """Return (error code, mechanisms of the broker)."""
-    reader = Reader(data)
-    read_head(reader, flexible=False)
+    reader = _answer(data, flexible=False)
     code: i64 = reader.int16()
     mechanisms: list[str] = []
     left: i64 = reader.count32(2)
@@ -446,15 +435,13 @@ def decode_sasl_handshake(data: bytes) -> tuple[i64, list[str]]:
 
 
 def encode_sasl_authenticate(correlation_id: i64, client_id: bytes, message: bytes) -> bytes:
-    writer = BytesWriter()
-    write_head(writer, 0, SASL_AUTHENTICATE, 2, correlation_id, client_id)
+    writer = _request(SASL_AUTHENTICATE, 2, correlation_id, client_id)
     write_compact(writer, message)
     writer.append(0)
     return framed(writer)
 
 
-@final
-class SaslAnswer:
+class SaslAnswer(NamedTuple):
     """The broker's answer to SaslAuthenticate.
 
     Attributes:
@@ -464,16 +451,14 @@ class SaslAnswer:
         lifetime_ms: After this time the broker requires a new login; 0: never.
     """
 
-    def __init__(self, code: i64, text: str, message: bytes, lifetime_ms: i64) -> None:
-        self.code: i64 = code
-        self.text: str = text
-        self.message: bytes = message
-        self.lifetime_ms: i64 = lifetime_ms
+    code: int
+    text: str
+    message: bytes
+    lifetime_ms: int
 
 
 def decode_sasl_authenticate(data: bytes) -> SaslAnswer:
-    reader = Reader(data)
-    read_head(reader)
+    reader = _answer(data)
     code: i64 = reader.int16()
     text = reader.compact_or_none() or b""
     message = reader.compact_or_none() or b""
@@ -622,8 +607,7 @@ def decode_fetch(data: bytes) -> tuple[i64, list[Fetched]]:
     Cost: about 1 us and 0.6 us per partition.
     Raises: BadAnswer.
     """
-    reader = Reader(data)
-    read_head(reader)
+    reader = _answer(data)
     reader.int32()  # throttle time
     code: i64 = reader.int16()
     reader.int32()  # session
@@ -762,8 +746,7 @@ class ProduceAnswer:
 
 def decode_produce(data: bytes) -> list[ProduceAnswer]:
     """Decode the answer, partition by partition. Cost: about 1 us and 0.5 us per partition."""
-    reader = Reader(data)
-    read_head(reader)
+    reader = _answer(data)
     answers: list[ProduceAnswer] = []
     topics: i64 = reader.count(_TOPIC_LEAST)
     while topics > 0:

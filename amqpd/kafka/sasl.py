@@ -28,21 +28,10 @@ class NotProved(Exception):
     """The server's messages are wrong, or do not prove that it knows the password."""
 
 
-class SaslMechanism:
-    """Client side of one mechanism. `done` is True when no more messages are expected."""
-
-    done: bool = False
-
-    def first(self) -> bytes:
-        raise NotImplementedError
-
-    def reply(self, data: bytes) -> bytes | None:
-        """Return the answer to a server's message. Raises NotProved."""
-        raise NotImplementedError
-
-
-class PlainMechanism(SaslMechanism):
+class PlainMechanism:
     """PLAIN: the password in clear text."""
+
+    done = True
 
     def __init__(self, username: str, password: str) -> None:
         if "\0" in username or "\0" in password:
@@ -50,18 +39,20 @@ class PlainMechanism(SaslMechanism):
         self._message = b"\0" + username.encode() + b"\0" + password.encode()
 
     def first(self) -> bytes:
-        self.done = True
         return self._message
 
     def reply(self, data: bytes) -> bytes | None:
         return None
 
 
-class Scram(SaslMechanism):
+class Scram:
     """SCRAM: both sides prove that they know the password, without sending it.
 
     Args:
         nonce: The client's nonce, for tests.
+
+    Attributes:
+        done: No more messages are expected.
     """
 
     def __init__(self, digest: str, username: str, password: str, nonce: str | None = None) -> None:
@@ -71,11 +62,13 @@ class Scram(SaslMechanism):
         name = username.replace("=", "=3D").replace(",", "=2C")
         self._bare = f"n={name},r={self._nonce}"
         self._server_signature = b""
+        self.done = False
 
     def first(self) -> bytes:
         return f"n,,{self._bare}".encode()
 
     def reply(self, data: bytes) -> bytes | None:
+        """Return the answer to a server's message. Raises NotProved."""
         fields = _fields(data)
         if "e" in fields:
             raise NotProved(f"the server says: {fields['e']}")
@@ -106,7 +99,7 @@ class Scram(SaslMechanism):
         return hmac.digest(key, message, self._digest)
 
 
-def make_mechanism(mechanism: str, username: str, password: str) -> SaslMechanism:
+def make_mechanism(mechanism: str, username: str, password: str) -> PlainMechanism | Scram:
     """Return the client side of `mechanism`, one of MECHANISMS. Raises ValueError."""
     if mechanism == "PLAIN":
         return PlainMechanism(username, password)

@@ -27,7 +27,7 @@ Source: Kafka, `clients/src/main/resources/common/message/README.md`, `org.apach
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from librt.strings import BytesWriter, read_i16_be, read_i32_be, read_i64_be, write_i16_be, write_i32_be, write_i64_be
 from mypy_extensions import i16, i32, i64
@@ -215,14 +215,12 @@ PARTITION: Final = "partition"
 FENCED: Final = "fenced"
 
 
-@final
-class Code:
-    """One error code of Kafka: its number, name and remedy."""
+class Code(NamedTuple):
+    """One error code of Kafka."""
 
-    def __init__(self, number: i64, name: str, remedy: str) -> None:
-        self.number: i64 = number
-        self.name: str = name
-        self.remedy: str = remedy
+    number: int
+    name: str
+    remedy: str
 
 
 _ROWS: Final = (

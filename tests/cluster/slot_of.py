@@ -138,7 +138,6 @@ class Slot:
             settled,
             self.storage.commits,
             self.reader.read,
-            on_failed=lambda _: None,
             on_room=lambda: None,
             on_fenced=self._on_fenced,
         )
@@ -154,7 +153,7 @@ class Slot:
         self.placement.load(table.notes, queues, self.vhosts.values(), lost)
         prepare = None if self.number else slot_assigner(table, self.slots)
         self.rows = RowWriter(table, meta, self.logs, self.bytes_max, self.placement, prepare)
-        self.logs.watched[meta] = self.rows.on_stored
+        self.logs.watch_meta(meta, self.rows.on_stored)
         return self
 
     async def _take_own(self, own: AbstractSet[str], held: ProducerId) -> list[Partition]:

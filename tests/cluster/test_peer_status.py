@@ -238,7 +238,7 @@ async def test_late_meta_record_does_not_undo_a_newer_announcement(nodes: list[F
     a, b, c = nodes
     from amqpd.cluster.row_codec import encode_note
 
-    a.state.apply_announcement(1, c.note(6))
+    a.state.set_owner(1, c.note(6))
     a.state._apply_owner(1, encode_note(b.note(5).note(1))[1])
     assert a.state.owner_of(1) == c.note(6)
     a.state._apply_owner(1, encode_note(b.note(7).note(1))[1])

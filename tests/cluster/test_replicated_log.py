@@ -270,14 +270,14 @@ async def test_acked_records_are_deleted_in_kafka(kafka: Kafka, owners: Owners) 
         await asyncio.to_thread(admin.delete_records, at)
         admin.close()
 
-    assert await owner.logs.delete_acked_records(delete) == 1
+    assert await owner.logs.truncation.delete_unneeded(delete) == 1
     assert freed == [(owners.topic, {0: first + 900})]
     assert owner.queues[0].location()["first_offset"] == first + 900
     left = await fetch(owner.access, owners.topic, 0, first + 900)
     assert left.log_start_offset == first + 900
     after = await owners.new().open()
     assert after.queues[0].record_count == 100
-    assert await owner.logs.delete_acked_records(delete) == 0
+    assert await owner.logs.truncation.delete_unneeded(delete) == 0
 
 
 async def test_renewal_of_a_fenced_epoch_is_refused(owners: Owners) -> None:

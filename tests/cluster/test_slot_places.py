@@ -87,7 +87,7 @@ class TestPlaces:
         slot = await take()
         await slot.rows.write([Put(queue(0))])
         place = slot.placement.places[queue(0).id]
-        partition = slot.placement.partition(place)
+        partition = slot.logs.partition(place)
         slot.logs.write(partition, [_message(b"of the first")])
         slot.producer.flush()
         await slot.rows.write([Delete(queue(0))])
@@ -251,7 +251,7 @@ class TestPlaces:
         await slot.rows.write([Put(queue(number)) for number in range(2)])
         places = [slot.placement.places[queue(number).id] for number in range(2)]
         for place in places:
-            slot.logs.write(slot.placement.partition(place), [_message(b"old")])
+            slot.logs.write(slot.logs.partition(place), [_message(b"old")])
         slot.producer.flush()
         await slot.producer.wait_stored(slot.producer.partitions)
         slot.topics.failing += [KafkaDisconnected("away")] * 100  # type: ignore[attr-defined]
@@ -273,12 +273,12 @@ class TestOwnTopics:
         await slot.rows.write([Put(queue(0, arguments=self.ORDERS)), Put(queue(1))])
         place = slot.placement.places[queue(0).id]
         assert place == ("orders", 0, 1)
-        assert slot.placement.partition(place).shared
+        assert slot.logs.partition(place).shared
         assert slot.placement.places[queue(1).id].topic == TOPIC
         await slot.close()
         after = await take()
         assert after.placement.places[queue(0).id] == place
-        assert after.placement.partition(place).shared
+        assert after.logs.partition(place).shared
         await after.rows.write([Delete(queue(0))])
         await until(lambda: "orders" not in fake.topics)
         assert queue(0).id not in after.placement.places
@@ -360,7 +360,7 @@ class TestOwnTopics:
         monkeypatch.setattr(producer, "TOPIC_GONE_S", 0.3)
         slot = await take()
         await slot.rows.write([Put(queue(0, arguments=self.ORDERS)), Put(queue(1))])
-        partition = slot.placement.partition(slot.placement.places[queue(0).id])
+        partition = slot.logs.partition(slot.placement.places[queue(0).id])
         del fake.topics["orders"], slot.topics.marks["orders"]  # type: ignore[attr-defined]
         slot.logs.write(partition, [_message(b"mine")])
         slot.producer.flush()
@@ -371,7 +371,7 @@ class TestOwnTopics:
         await slot.close()
         after = await take()
         fake.create("orders", 1)
-        lost = after.placement.partition(after.placement.places[queue(0).id])
+        lost = after.logs.partition(after.placement.places[queue(0).id])
         assert (lost.closed, lost.text) == (3, "its topic is gone")
         await after.rows.write([Put(queue(3))])
         await after.rows.write([Delete(queue(0))])
@@ -389,7 +389,7 @@ class TestOwnTopics:
     async def test_foreign_record_in_an_own_topic_ends_only_that_queue(self, fake: FakeKafka, take: Take) -> None:
         slot = await take()
         await slot.rows.write([Put(queue(0, arguments=self.ORDERS)), Put(queue(1))])
-        partition = slot.placement.partition(slot.placement.places[queue(0).id])
+        partition = slot.logs.partition(slot.placement.places[queue(0).id])
         fake.append("orders", 0, fake.topics["orders"][0].batches[0])
         slot.logs.write(partition, [_message(b"mine")])
         slot.producer.flush()
@@ -432,7 +432,7 @@ class TestRealKafka:
                 first = 20 * turn
                 await slot.rows.write([Put(queue(number)) for number in range(first, first + 20)])
                 for number in range(first, first + 10):
-                    partition = slot.placement.partition(slot.placement.places[queue(number).id])
+                    partition = slot.logs.partition(slot.placement.places[queue(number).id])
                     slot.logs.write(partition, [_message(b"body of %d" % number)])
                 slot.producer.flush()
                 await slot.producer.wait_stored(slot.producer.partitions)
@@ -441,7 +441,7 @@ class TestRealKafka:
                 assert not slot.fenced
             last = slots[-1]
             for queue_id, place in last.placement.places.items():
-                end = int(last.placement.partition(place).next_offset)
+                end = int(last.logs.partition(place).next_offset)
                 async for batch in read(access, place.topic, place.number, place.first_offset, end):
                     assert BatchHeader(batch, 0).base_offset < place.first_offset or b"body" not in batch, queue_id
             assert len(last.placement.places) == 30

@@ -38,18 +38,18 @@ async def test_records_are_deleted_up_to_the_stored_acks() -> None:
         slot.append(*(b"x" * 1000 for _ in range(64)))
         slot.end_turn()
     slot.producer.store_all()
-    assert await slot.logs.delete_acked_records(delete) == 0
+    assert await slot.logs.truncation.delete_unneeded(delete) == 0
     assert 6_400_000 < slot.log.span_bytes < 7_500_000
     slot.log.ack_range(1, 6000, 6_000_000)
-    assert await slot.logs.delete_acked_records(delete) == 0  # Kafka does not have this ack yet
+    assert await slot.logs.truncation.delete_unneeded(delete) == 0  # Kafka does not have this ack yet
     slot.sync()
-    assert await slot.logs.delete_acked_records(delete) == 1
+    assert await slot.logs.truncation.delete_unneeded(delete) == 1
     assert deletions == [(TOPIC, {0: 6001})]
-    assert await slot.logs.delete_acked_records(delete) == 0
+    assert await slot.logs.truncation.delete_unneeded(delete) == 0
     assert slot.log.span_bytes < 400_000 + slot_logs.MARK_BYTES
     slot.log.ack_range(6001, 6400, 400_000)
     slot.sync()
-    assert await slot.logs.delete_acked_records(delete) == 1
+    assert await slot.logs.truncation.delete_unneeded(delete) == 1
     assert deletions[1] == (TOPIC, {0: 6401})
 
 
