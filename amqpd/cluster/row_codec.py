@@ -110,6 +110,8 @@ def decode_key(key: bytes) -> RowKey | NoteKey:
     if parts[0] in NOTES:
         if not all(isinstance(part, str) or type(part) is int for part in parts):
             raise Foreign("its key is not the key of a note")
+        if len(parts) != 2:
+            raise NewerFormat(f"the note {parts[0]!r} has another key than in this version of amqpd")
         return tuple(parts)
     table = _BY_NAME.get(parts[0])
     if table is None:

@@ -39,9 +39,12 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, Cons
 from aiokafka.errors import KafkaError, RequestTimedOutError
 from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 
-from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.config import KafkaAccess, split_address
 from amqpd.kafka.connection import SILENT_S
 from amqpd.kafka.outages import THE_GROUP
+
+_ODD: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""Errors for the data of another program in the group."""
 
 
 class Member(NamedTuple):
@@ -85,15 +88,15 @@ def encode_member(member: Member) -> bytes:
 
 def decode_member(data: bytes) -> Member:
     """Decode a member. Raises ValueError."""
-    fields = json.loads(data)
     try:
+        fields = json.loads(data)
         held = {int(slot): int(epoch) for slot, epoch in fields["held"].items()}
         busy = frozenset(map(int, fields["busy"]))
-        texts = str(fields["address"]), str(fields["fingerprint"])
-        member = Member(str(fields["node"]), held, busy, bool(fields["draining"]), *texts)
-        return member._replace(secret=str(fields.get("secret", "")), run=str(fields.get("run", "")))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"these are no data of a cluster member: {data!r}") from error
+        node, address, fingerprint, draining = _peer(fields)
+        secret, run = str(fields.get("secret", "")), str(fields.get("run", ""))
+        return Member(node, held, busy, draining, address, fingerprint, secret=secret, run=run)
+    except _ODD as error:
+        raise ValueError(f"these are no data of a cluster member: {data[:200]!r}") from error
 
 
 def encode_peers(members: Iterable[Member]) -> bytes:
@@ -105,12 +108,15 @@ def encode_peers(members: Iterable[Member]) -> bytes:
 def decode_peers(data: bytes) -> list[Peer]:
     """Decode the list of members. Raises ValueError."""
     try:
-        return [
-            Peer(str(each["node"]), str(each["address"]), str(each["fingerprint"]), bool(each["draining"]))
-            for each in json.loads(data)
-        ]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"these are no data of a group leader: {data!r}") from error
+        return [_peer(each) for each in json.loads(data)]
+    except _ODD as error:
+        raise ValueError(f"these are no data of a group leader: {data[:200]!r}") from error
+
+
+def _peer(fields: Mapping[str, Any]) -> Peer:
+    address = str(fields["address"])
+    split_address(address)  # raises ValueError
+    return Peer(str(fields["node"]), address, str(fields["fingerprint"]), bool(fields["draining"]))
 
 
 def encode_refusal(why: str) -> bytes:
@@ -120,7 +126,10 @@ def encode_refusal(why: str) -> bytes:
 
 def decode_refusal(data: bytes) -> str:
     """Return the reason why this node is refused, or "". Raises ValueError for other data."""
-    fields = json.loads(data)
+    try:
+        fields = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("these are no data of a group leader") from error
     return str(fields.get("refused", "")) if isinstance(fields, dict) else ""
 
 

@@ -352,7 +352,7 @@ class ExportJob:
 
     @staticmethod
     def _start(text: str) -> dict[str, str]:
-        if text == "earliest" or text.isdigit():
+        if text == "earliest" or text.isdecimal():
             return {"startingOffsets": text}
         return {"startingTimestamp": text, "startingOffsetsByTimestampStrategy": "latest"}
 

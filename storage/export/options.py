@@ -213,7 +213,7 @@ def _offsets(name: str, text: str) -> Offsets:
     words = {"earliest": EARLIEST, "latest": LATEST}
     text = text.strip()
     word = words.get(text.lower())
-    if word is None and text.isdigit():
+    if word is None and text.isdecimal():
         word = int(text)
     if word is not None:
         if name == "endingOffsets" and word == EARLIEST:
@@ -239,7 +239,7 @@ def _time(given: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     text = text.strip()
-    if text.isdigit():
+    if text.isdecimal():
         return int(text)
     try:
         when = datetime.fromisoformat(text)
@@ -254,7 +254,7 @@ def _number(given: Mapping[str, str], name: str, default: int, least: int) -> in
     text = given.get(name)
     if text is None:
         return default
-    if not text.strip().isdigit() or int(text) < least:
+    if not text.strip().isdecimal() or int(text) < least:
         raise BadOption(f"{name}: expected a number of at least {least}, not {text!r}")
     return int(text)
 

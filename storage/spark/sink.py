@@ -118,7 +118,7 @@ def _positive(given: Mapping[str, str], name: str, default: float) -> float:
         value = float(text)
     except ValueError:
         value = 0
-    if value <= 0 or value == float("inf") or (name == "window" and value != int(value)):
+    if not 0 < value < float("inf") or (name == "window" and value != int(value)):  # NaN is not above 0
         raise BadOption(f"{name}: expected a number above 0, not {text!r}")
     return value
 

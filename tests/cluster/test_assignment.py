@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
@@ -143,12 +145,31 @@ def test_member_and_peers_survive_encoding() -> None:
     member = Member("node-é", {3: 4, 70: 0}, frozenset({3}), True, "[::1]:25672", "ab" * 32)
     assert decode_member(encode_member(member)) == member
     assert decode_peers(encode_peers([member])) == [Peer("node-é", "[::1]:25672", "ab" * 32, True)]
-    for odd in (b"", b"null", b"{}", b"[1]", b'{"node": 1, "held": [], "busy": 0, "draining": 0}'):
-        try:
-            decode_member(odd)
-        except ValueError:
-            continue
-        raise AssertionError(odd)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"",
+        b"null",
+        b"{}",
+        b"[1]",
+        b"[" * 100_000,
+        b'{"node": 1, "held": [], "busy": 0, "draining": 0}',
+        encode_member(Member("a", {0: 1}, address="a:1")).replace(b'"0":1', b'"0":Infinity'),
+        encode_member(Member("a", {}, address="nowhere")),
+    ],
+)
+def test_data_of_another_program_is_no_member(odd: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode_member(odd)
+
+
+@pytest.mark.parametrize("odd", [b"[" * 100_000, encode_peers([Member("a", {}, address="nowhere")])])
+def test_data_of_another_program_are_no_peers(odd: bytes) -> None:
+    ours = Assignor("settled", SLOTS, lambda: Member("a", {}), dict)
+    ours.on_assignment(ConsumerProtocolMemberAssignment(1, [], odd))
+    assert ours.peers == []
 
 
 steps = st.lists(

@@ -193,6 +193,20 @@ async def test_table_of_a_later_version_prevents_a_start(cluster: Cluster, state
     await other.close()
 
 
+@pytest.mark.parametrize("key", [b'["vhost-slot"]', b'["place"]', b'["own-topic"]', b'["wish",1,2]'])
+async def test_note_with_another_key_does_not_end_a_running_node(
+    cluster: Cluster, state: ClusterState, key: bytes
+) -> None:
+    await state.open()
+    lost: list[str] = []
+    state.on_lost = lost.append
+    cluster.raw(0, (key, b'{"slot": 1}'))
+    await state.wait_applied(cluster.write(Put(USER)))
+    assert list(state.table.rows(UserRow)) == [USER]
+    assert lost == [] and not state.table.notes
+    assert "another key" in state.problem
+
+
 async def test_foreign_records_are_skipped_and_logged(
     cluster: Cluster, state: ClusterState, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -29,7 +29,7 @@ class Node:
         self.members = GroupMembership(access, f"group-{topic}", assignor, topic, self.on_assigned, 6.0, 0.3)
 
     def describe(self) -> Member:
-        return Member(self.name, dict(self.held), self.busy, self.draining)
+        return Member(self.name, dict(self.held), self.busy, self.draining, f"{self.name}:25672")
 
     def on_assigned(self, generation: int, slots: frozenset[int]) -> None:
         self.generations.append(generation)

@@ -120,6 +120,8 @@ URL = {"url": "amqp://127.0.0.1"}
         ({**URL, "exchang": "x"}, "unknown option 'exchang'"),
         ({**URL, "delivery": "maybe"}, "confirms or transaction"),
         ({**URL, "window": "0"}, "window: expected a number above 0"),
+        ({**URL, "window": "nan"}, "window: expected a number above 0"),
+        ({**URL, "timeout": "nan"}, "timeout: expected a number above 0"),
         ({**URL, "messageId": "uuid"}, "keep or row or content"),
     ],
 )
