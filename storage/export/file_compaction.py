@@ -201,25 +201,27 @@ def merge(sources: Iterable[Any], target: Path) -> int:
     Raises: CompactionError if the new file has another number of rows; OSError.
     """
     writer: ParquetOutput | None = None
+    schema: Any = None
     expected = 0
 
     def batches() -> Iterator[Any]:
-        nonlocal expected
+        nonlocal expected, schema
         for source in sources:
             with pq.ParquetFile(source) as file:
+                schema = file.schema_arrow.remove_metadata()
                 expected += file.metadata.num_rows
                 for number in range(file.metadata.num_row_groups):
                     yield from file.read_row_group(number).to_batches()
 
     try:
         for table in groups(batches()):
-            if writer is None:
-                writer = ParquetOutput(str(target), table.schema.remove_metadata())
+            writer = writer or ParquetOutput(str(target), table.schema.remove_metadata())
             writer.write(table.replace_schema_metadata(None))
+        writer = writer or ParquetOutput(str(target), schema)  # no source has rows
     finally:
         if writer is not None:
             writer.close()
-    found = pq.read_metadata(target).num_rows if writer is not None else 0
+    found = pq.read_metadata(target).num_rows
     if found != expected:
         raise CompactionError(f"{target} has {found} rows, and its sources have {expected}")
     with target.open("rb") as file:

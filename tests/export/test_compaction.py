@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -366,6 +367,15 @@ def test_checkpoint_among_the_files_is_refused(written, tmp_path, below):
         compact(where, WATCH)
     run(wanted)
     assert offsets(tmp_path) == list(range(1000, 5000))
+
+
+def test_files_without_rows_are_merged(tmp_path):
+    """Spark writes such a file for a batch in which no message fits --where."""
+    table = pa.table({"offset": pa.array([], pa.int64())})
+    for name in ("a", "b"):
+        pq.write_table(table, tmp_path / name)
+    assert merge([tmp_path / "a", tmp_path / "b"], tmp_path / "new") > 0
+    assert pq.read_table(tmp_path / "new").equals(table)
 
 
 def test_lost_rows_are_an_error(tmp_path, written, monkeypatch):
