@@ -205,13 +205,16 @@ class FollowedPartition:
 
     Attributes:
         next_offset: The callback was called for all lower offsets.
+        is_refused: Kafka has answered the last request with an error that is not about the leader.
     """
 
     def __init__(self, topic: str, number: int) -> None:
         self.topic = topic
         self.number = number
         self.next_offset = 0
+        self.name = f"{topic} {number}"
         self.leader = -1
+        self.is_refused = False
         self.waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def advance(self, offset: int) -> None:
@@ -404,7 +407,11 @@ class TopicFollower:
                 continue
             if found.code:
                 await self._handle_error(followed, found)
-            elif found.end > found.start:
+                continue
+            if followed.is_refused:
+                followed.is_refused = False
+                self._brokers.access.outages.report_success(followed.name)
+            if found.end > found.start:
                 # Partitions with records move to the end of the next request: a full answer may leave out the last
                 # ones.
                 self._followed.remove(followed)
@@ -435,8 +442,12 @@ class TopicFollower:
             if first > followed.next_offset:
                 followed.advance(first)
                 return
-        level = logging.INFO if row.remedy == LEADER else logging.ERROR
-        logger.log(level, "%s %d at %d: %s", followed.topic, followed.number, followed.next_offset, row.name)
+        if row.remedy == LEADER:
+            logger.info("%s %d at %d: %s", followed.topic, followed.number, followed.next_offset, row.name)
+        else:
+            followed.is_refused = True
+            text = f"{row.name} at offset {followed.next_offset}"
+            self._brokers.access.outages.report_failure(followed.name, text)
         self._lost(followed)
         await asyncio.sleep(PAUSE_S)
         self._find_leaders_soon()

@@ -236,6 +236,17 @@ class TestFollower:
         assert recorder.received == expected
         assert all(each.next_offset == len(expected[each.number]) for each in followed)
 
+    async def test_refused_partition_is_logged_once_and_read_later(
+        self, fake: FakeKafka, recorder: RecordingFollower, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        expected = fill(fake, 0, 3)
+        fake.fail("t", 0, *[29] * 4)
+        await recorder.follower.wait_reached(recorder.follower.follow("t", 0), len(expected))
+        assert recorder.received == {0: expected}
+        lines = [each for each in caplog.messages if "TOPIC_AUTHORIZATION_FAILED" in each]
+        assert lines == ["trouble with Kafka: t 0: TOPIC_AUTHORIZATION_FAILED at offset 0"]
+        assert fake.access.outages.duration_s() == 0
+
     async def test_one_request_fetches_all_partitions_of_a_broker(
         self, fake: FakeKafka, recorder: RecordingFollower
     ) -> None:
