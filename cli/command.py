@@ -155,6 +155,7 @@ class Command(NamedTuple):
         columns: columns that a list can show; the first `shown` are the default
         examples: (command line, its effect)
         needs_app: after stop_app the command is refused, as rabbitmqctl refuses it
+        has_json_errors: with a JSON formatter errors are JSON, too. rabbit: only those of some commands are
     """
 
     name: str
@@ -170,6 +171,7 @@ class Command(NamedTuple):
     shown: int = 0
     examples: tuple[tuple[str, str], ...] = ()
     needs_app: bool = True
+    has_json_errors: bool = False
 
     def usage_of(self, program: str) -> str:
         return f"{program} [--node <node>] [--longnames] [--quiet] {self.name} {self.usage}".rstrip()

@@ -604,10 +604,15 @@ COMMANDS: Final = (
             ("export --queue orders --to /nfs/lake --share", "on several machines, each message once"),
             ("export -p shop --to ./lake --format json --follow", "all queues of vhost shop, until Ctrl-C"),
             (
+                "--uri http://u:p@host:15672 export --queue orders --to ./lake --follow",
+                "over HTTP; it waits for a broker that restarts",
+            ),
+            (
                 """export --queue orders --to ./eu --where "routing_key LIKE 'eu.%'\"""",
                 "some of the messages; by Spark",
             ),
         ),
+        has_json_errors=True,
     ),
     Command(
         "set_export",

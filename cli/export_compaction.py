@@ -141,5 +141,6 @@ COMMANDS: Final = (
             ("compact_export --to ./lake", "files of about 128 MB, also beside amqpctl export --follow"),
             ("compact_export --to s3://lake/orders --checkpoint ./orders.done", "objects; readers use live_files"),
         ),
+        has_json_errors=True,
     ),
 )

@@ -25,6 +25,7 @@ from amqpd.cli.client import WARNING, ApiClient, tls_of
 from amqpd.cli.command import Command, Context
 from amqpd.cli.commands import COMMANDS, HELP
 from amqpd.cli.errors import INTERRUPTED, IO_ERROR, OK, USAGE, AppRuns, AppStopped, Failure, UnknownCommand, UsageError
+from amqpd.cli.formatters import compact
 from amqpd.cli.nodes import VERSION
 from amqpd.cli.options import PLUGINS, SPECIFIC, TIMEOUT_S, CommandLine, Option, check_options, otherwise, parse, where
 from amqpd.cli.terminal import bold, red
@@ -210,8 +211,13 @@ def _run(
             out.flush()
             names = ", ".join(sorted(client.missing))
             err.write(f"Warning: these nodes of the cluster do not answer, so their part is missing: {names}\n")
-    except (UsageError, AppStopped, AppRuns) as failure:
+    except Failure as failure:
         out.flush()
+        if command.has_json_errors and line.formatter == "json":
+            err.write(compact({"result": "error", "node": node, "message": failure.text}) + "\n")
+            return failure.exit_code
+        if not isinstance(failure, UsageError | AppStopped | AppRuns):
+            raise
         given = f"Arguments given:\n\t{_without_passwords(arguments, command)}"
         usage = f"{bold('Usage', err)}\n\n{command.usage_of(tool.name)}"
         err.write(f"{_shown(failure, err)}\n{given}\n\n{usage}\n")

@@ -180,5 +180,6 @@ COMMANDS: Final = (
             ("import ./lake --on-refused save", "messages that a full queue refuses are kept in rejected.json"),
             ("import a.csv b.csv --to amqp://u:p@host/shop --to-exchange events", "to another broker's exchange"),
         ),
+        has_json_errors=True,
     ),
 )

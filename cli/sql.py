@@ -292,5 +292,6 @@ COMMANDS: Final = (
             ("""sql --formatter json 'SELECT * FROM "my-queue" ORDER BY "offset" DESC LIMIT 3'""", "a quoted name"),
         ),
         needs_app=False,
+        has_json_errors=True,
     ),
 )

@@ -70,6 +70,33 @@ def test_wrong_arguments_are_refused_with_a_message(arguments, words, tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
+JSON_ERRORS = [
+    (("export", "--queue", "tasks"), 64, "--to is needed"),
+    (("export", "--queue", "tasks", "--to", "x", "--deep"), 64, "--deep : "),
+    (("export", "--queue", "none", "--to", "x"), 69, "no durable queue 'none'"),
+    (("import", "nowhere", "--to-queue", "q", "--to", "amqp://127.0.0.1:1"), 65, "nowhere does not exist"),
+    (("import", "empty.csv", "--to-queue", "q", "--to", "amqp://guest:secret@127.0.0.1:1"), 69, "127.0.0.1:1"),
+    (("sql", "SELECT nosuch FROM tasks"), 65, 'column "nosuch" not found'),
+    (("sql", "SELECT 1", "--payload", "xml"), 64, "--payload xml: expected json, avro, protobuf"),
+    (("compact_export", "--to", "x"), 64, "x.checkpoint is not the checkpoint of an export"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "words"), JSON_ERRORS)
+@pytest.mark.parametrize("formatter", ["json", "json_stream"])
+def test_errors_are_json_with_the_json_formatter(written, tmp_path, monkeypatch, arguments, code, words, formatter):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.csv").write_text("value\n1\n")
+    for options in ((), ("--formatter", formatter)):
+        out, err = io.StringIO(), io.StringIO()
+        where = ("-n", "n@h", "--data-dir", written.data_dir)
+        assert run([*where, *options, *arguments], out, err, io.StringIO(), {}) == code
+        assert out.getvalue() == ""
+    found = json.loads(err.getvalue())
+    assert (found.pop("message").find(words) >= 0, found) == (True, {"result": "error", "node": "n@h"}), err.getvalue()
+    assert "secret" not in err.getvalue()
+
+
 def test_signal_during_the_start_ends_the_export_with_0(written, tmp_path, monkeypatch):
     """Imports take longer than a small export."""
     read = command._options
