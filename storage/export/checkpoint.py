@@ -29,7 +29,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
@@ -99,6 +99,10 @@ class ExportLedger(Protocol):
     @property
     def state(self) -> State:
         """Return the committed state, at the last look."""
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether no batch is committed, at the last look."""
 
     def attempt(self) -> Path:
         """Return a new directory for staged files."""
@@ -275,6 +279,10 @@ class ExportCheckpoint:
         temporary.replace(self.directory / name)
         sync_directory(self.directory)
 
+    @property
+    def is_first(self) -> bool:
+        return self.state.batch == 0
+
     def begin(self, position: dict[str, dict[str, Any]]) -> Progress:
         self.state.next = Progress(self.state.batch + 1, position)
         self.save()
@@ -316,6 +324,35 @@ class ExportCheckpoint:
         """Remove files of a batch that has failed, which may have filled the disk, and release the lock."""
         self._clear_staging()
         os.close(self._lock)
+
+
+NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""Errors of file systems without hard links."""
+
+
+def create_once(path: Path, data: bytes) -> bool:
+    """Create a file with its content in one step. Return False if there is another one.
+
+    A hard link is one step in each version of NFS. If its answer is lost, the client sends it again, and the server
+    may say that the file exists. So the file that is there decides, not the error.
+
+    Raises: OSError, with one of NO_LINKS if there are no hard links. FileNotFoundError if another process has removed
+        the temporary file, whose name begins with a dot.
+    """
+    temporary = path.with_name(f".{secrets.token_hex(8)}")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        with suppress(FileNotFoundError):  # it was removed meanwhile
+            return path.samefile(temporary)
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
 
 
 @contextmanager

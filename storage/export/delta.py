@@ -146,7 +146,7 @@ class Delta(Files):
         version = table.transaction_version(self._application(progress))
         if version is not None and version >= progress.batch:
             return
-        if self.is_first:
+        if self.ledger.is_first:
             self._check_owner(table.transaction_version(self._owner))
         partitions = list(table.metadata().partition_columns)
         if partitions != self.partition_by:

@@ -301,7 +301,7 @@ class Iceberg(Files):
             found = read()
             if self._is_in(table, progress):
                 raise _BatchPresent
-            if self.is_first:  # another export may have begun at the same time
+            if self.ledger.is_first:  # another export may have begun at the same time
                 self._check_owner(table)
             return found
 

@@ -240,6 +240,10 @@ class SharedCheckpoint:
         shared = self.shared
         return State(shared.batch, shared.position, shared.rows, shared.bytes)
 
+    @property
+    def is_first(self) -> bool:
+        return self.shared.batch == len(self.shared.claims)
+
     def refresh(self) -> SharedState:
         """Read the state."""
         self.shared = self._read()[0]

@@ -13,24 +13,20 @@ it was read. No lock is needed, so a process that is paused at any moment stops 
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
-import secrets
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from amqpd.storage.export.checkpoint import SHARED, CheckpointError, sync_directory
+from amqpd.storage.export.checkpoint import NO_LINKS, SHARED, CheckpointError, create_once, sync_directory
 from amqpd.storage.export.object_store import ObjectStore
 
 VERSIONS: Final = 64
 """Old versions of the state that stay in a directory."""
 STAGING: Final = "staging"
 BEATS: Final = "beats"
-_NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class SharedPlace(Protocol):
@@ -93,23 +89,17 @@ class SharedDirectory:
 
     def replace(self, data: bytes, version: str | None) -> bool:
         number, _, before = (version or "0:").partition(":")
-        temporary = self._versions / f".{secrets.token_hex(8)}"
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
         try:
-            os.link(temporary, self._path(int(number) + 1))
-        except (FileExistsError, FileNotFoundError):
+            if not create_once(self._path(int(number) + 1), data):
+                return False
+        except FileNotFoundError:
             return False
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in NO_LINKS:
                 raise
             raise CheckpointError(
                 f"the checkpoint {self._root}: its file system has no hard links, so it cannot be shared: use another"
             ) from error
-        finally:
-            temporary.unlink(missing_ok=True)
         sync_directory(self._versions)
         if version is not None and not self._is_there(int(number), before):
             return False

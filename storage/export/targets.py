@@ -18,12 +18,15 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from amqpd.storage.export.checkpoint import (
+    NO_LINKS,
     ExportLedger,
     Progress,
+    create_once,
     directory_lock,
     move,
     sync_files,
@@ -119,6 +122,41 @@ class LocalFiles:
     def final(self, path: Path) -> str:
         return str((self._directory / path).absolute())
 
+    @contextmanager
+    def first_files(self, name: str, owner: str) -> Iterator[None]:
+        """Refuse other exports while the first files of this one appear. A killed run is continued by its rerun.
+
+        A file system without hard links refuses none.
+
+        Args:
+            owner: The export's id, which the file `.NAME.first` has meanwhile.
+
+        Raises: TargetError, OSError.
+        """
+        path = self._directory / f".{name}.first"
+        with directory_lock(self._directory, fcntl.LOCK_SH):
+            if not self._create_or_find(path, owner):
+                raise TargetError(
+                    f"--to {self._directory}: an export with another checkpoint writes its first files, or was killed "
+                    f"meanwhile: run that one again, or delete {path} if its checkpoint is gone"
+                )
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+
+    @staticmethod
+    def _create_or_find(path: Path, owner: str) -> bool:
+        """Create a file with this owner. Return False if it has another one."""
+        try:
+            while not create_once(path, owner.encode()):
+                with suppress(FileNotFoundError):  # it was removed meanwhile
+                    return path.read_text() == owner
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+        return True
+
     def publish(self, moves: list[list[str]]) -> None:
         with directory_lock(self._directory, fcntl.LOCK_SH):  # a compaction may exchange directories
             move(moves)
@@ -207,14 +245,14 @@ class Files(ExportTarget):
         return True
 
     def _publish(self, progress: Progress) -> None:
-        if self.is_first:  # another export may have begun at the same time
+        if not self.ledger.is_first:
+            self.place.publish(progress.moves or [])
+            return
+        with ExitStack() as stack:  # another export may have begun at the same time
+            if isinstance(self.place, LocalFiles):
+                stack.enter_context(self.place.first_files(f"{self.name}.{self.kind}", self.ledger.id))
             self.check_fresh()
-        self.place.publish(progress.moves or [])
-
-    @property
-    def is_first(self) -> bool:
-        """True for the first batch of a checkpoint. A shared one has a check of its own."""
-        return not self.ledger.is_shared and self.ledger.state.batch == 0
+            self.place.publish(progress.moves or [])
 
 
 class Database(ExportTarget):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow.dataset as ds
 import pytest
@@ -19,7 +21,8 @@ from amqpd.storage.export.engine import PyarrowEngine
 from amqpd.storage.export.job import BadExport, ExportJob, ExportOptions
 from amqpd.storage.export.options import NoSuchQueue
 from amqpd.storage.export.plan import DataLoss
-from amqpd.storage.export.targets import TargetError, file_label
+from amqpd.storage.export.shared_job import SharedExportJob
+from amqpd.storage.export.targets import LocalFiles, TargetError, file_label
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log.record import RecordRoute
 
@@ -29,9 +32,9 @@ def options(lake, tmp_path, **given):
     return ExportOptions(source={"path": lake.data_dir}, vhost="/", queue="tasks", **given)
 
 
-def run(wanted, engine=None, stopped=lambda: False):
+def run(wanted, engine=None, stopped=lambda: False, job=ExportJob):
     reports = []
-    total = ExportJob(wanted, engine or PyarrowEngine(), reports.append, stopped).run()
+    total = job(wanted, engine or PyarrowEngine(), reports.append, stopped).run()
     return total, reports
 
 
@@ -325,6 +328,48 @@ def test_of_two_exports_that_begin_together_one_is_refused(written, tmp_path, fo
         with pytest.raises(TargetError, match="of an export with another checkpoint"):
             run(late, engine)
     assert len(list((tmp_path / "lake").rglob("tasks-*.parquet"))) == 1
+
+
+@pytest.mark.parametrize("job", [ExportJob, SharedExportJob])
+@pytest.mark.parametrize("links", [1, 2])
+def test_of_two_exports_whose_first_files_appear_together_one_is_refused(written, tmp_path, monkeypatch, job, links):
+    """With two links the answer of the first one was lost, as over NFS."""
+    wanted = options(written, tmp_path)
+    late = replace(wanted, checkpoint=str(tmp_path / "late"))
+    publish, link = LocalFiles.publish, os.link
+
+    def publish_late(self, moves):
+        monkeypatch.setattr(LocalFiles, "publish", publish)
+        with pytest.raises(TargetError, match="an export with another checkpoint writes its first files"):
+            run(late, job=job)
+        publish(self, moves)
+
+    monkeypatch.setattr(os, "link", lambda *paths: [link(*paths) for _ in range(links)])
+    monkeypatch.setattr(LocalFiles, "publish", publish_late)
+    assert run(wanted, job=job)[0].rows == 4000
+    with pytest.raises(TargetError, match="of an export with another checkpoint"):
+        run(late, job=job)
+    assert len(list((tmp_path / "lake").iterdir())) == 1
+
+
+def test_first_files_of_a_killed_export_are_completed_by_its_rerun(written, tmp_path, monkeypatch):
+    wanted = options(written, tmp_path)
+    late = replace(wanted, checkpoint=str(tmp_path / "late"))
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFiles, "publish", Mock(side_effect=Killed))
+        patched.setattr(Path, "unlink", lambda path, missing_ok: None)
+        with pytest.raises(Killed):
+            run(wanted)
+    assert (tmp_path / "lake" / ".tasks.parquet.first").exists()
+    with pytest.raises(TargetError, match="run that one again, or delete .*/lake/.tasks.parquet.first"):
+        run(late)
+    assert run(wanted)[0].rows == 4000
+    assert len(list((tmp_path / "lake").glob("*.first"))) == 0
+
+
+def test_directory_without_hard_links_is_a_target(written, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "Operation not permitted")))
+    assert run(options(written, tmp_path))[0].rows == 4000
 
 
 def test_checkpoint_of_another_export_is_refused(written, tmp_path):

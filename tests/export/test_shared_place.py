@@ -71,6 +71,22 @@ def test_writers_at_one_time_lose_no_change(place):
     assert place.read()[0] == b"80"
 
 
+def test_link_whose_answer_was_lost_counts(place, monkeypatch):
+    """A client of NFS sends a link again if its answer is lost. Then the server says that the name exists."""
+    link = os.link
+
+    def linked_twice(*paths):
+        link(*paths)
+        link(*paths)
+
+    monkeypatch.setattr(os, "link", linked_twice)
+    assert place.replace(b"a", None)
+    _, version = place.read()
+    assert place.replace(b"b", version)
+    assert not place.replace(b"b", version)
+    assert place.read()[0] == b"b"
+
+
 def test_file_system_without_hard_links_is_refused(place, monkeypatch):
     def link(*paths):
         raise OSError(errno.EPERM, "Operation not permitted")
