@@ -1,12 +1,14 @@
-"""Every value of every column is what a stock client receives, as py-amqp and kafka-python read mixed messages.
+"""Every value of every column is what a stock client receives: py-amqp, pika and kafka-python read mixed messages.
 
-pika, Celery and this test encode the messages: JSON bodies, tasks, binary bodies, headers of all types. Exports run
-with three time zones. py-amqp, Celery's client, consumes samples of the stream; kafka-python decodes samples of its
-files.
+pika, Celery and this test encode the messages: JSON bodies, tasks, binary bodies, headers of all types, transient and
+persistent ones. A fanout exchange brings each to a stream and to queues of other types. Exports run with three time
+zones. py-amqp, Celery's client, consumes samples of the stream, pika the first messages of the others, and kafka-python
+decodes samples of the stream's files. DuckDB reads the exported rows that pika's messages are compared with.
 
     TEST_MIXED_MESSAGES=1000000 .venv/bin/python -P -m pytest tests/export/test_mixed_messages.py -s -m on_demand
 
-TEST_MIXED_SAMPLE is the number of messages that py-amqp consumes (default 20,000), TEST_CRASH_SEED the seed.
+TEST_MIXED_MESSAGES is the number in each of the four queues. TEST_MIXED_SAMPLE is the number of messages that py-amqp
+consumes, and pika from each queue (default 20,000), TEST_CRASH_SEED the seed.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ kafka = pytest.importorskip("kafka")
 
 pytestmark = pytest.mark.external
 
-ZONES = ("UTC", "America/New_York", "Asia/Kathmandu")
+ZONES = ("UTC", "America/St_Johns", "Asia/Kolkata")
+OTHERS = {"classic": {}, "quor\u00fcm": {"x-queue-type": "quorum"}, "urgent": {"x-max-priority": 9}}
+"""Queues beside the stream, with their arguments."""
 SHAPES = 4000
 """Number of different properties."""
 TASKS = 200
@@ -99,7 +103,7 @@ def properties_of(rng: random.Random) -> bytes:
         },
     }  # fmt: skip
     names = rng.sample(sorted(optional), rng.randrange(len(optional) + 1))
-    chosen = pika.BasicProperties(delivery_mode=2, **{name: optional[name] for name in names})
+    chosen = pika.BasicProperties(delivery_mode=rng.choice([None, 1, 2]), **{name: optional[name] for name in names})
     return b"".join(chosen.encode())
 
 
@@ -131,13 +135,13 @@ def celery_queue():
     return kombu.Queue("mixed", kombu.Exchange("mixed-in", "fanout", durable=True), no_declare=True)
 
 
-def export(broker, directory, zone, kind, *arguments):
+def export(broker, directory, zone, kind, *arguments, what=("--queue", "mixed")):
     root = str(Path(sys.modules["amqpd"].__file__).absolute().parent.parent)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    name = f"{kind}-{zone.replace('/', '-')}"
+    name = f"{kind}-{zone.replace('/', '-')}{what[0]}"
     command = [
         sys.executable, "-P", "-m", "amqpd.cli", "--data-dir", str(broker.data_dir), "--formatter", "json", "export",
-        "--queue", "mixed", "--to", str(directory / name), "--format", kind, "--columns", ",".join(COLUMNS), *arguments,
+        *what, "--to", str(directory / name), "--format", kind, "--columns", ",".join(COLUMNS), *arguments,
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": path, "TZ": zone}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -166,6 +170,48 @@ def consumed(broker, first, count):
             yield offset, message.delivery_info, properties, headers, body
     finally:
         connection.close()
+
+
+def check_other_queues(broker, place, count):
+    """Compare the first messages of each queue, in the order in which it delivers them. Return their number."""
+    duckdb = pytest.importorskip("duckdb")
+    sample = min(count, int(os.environ.get("TEST_MIXED_SAMPLE", "20000")))
+    parameters = pika.URLParameters(broker.url)
+    parameters.heartbeat = 0
+    with duckdb.connect() as database, pika.BlockingConnection(parameters) as connection:
+        database.execute("SET TimeZone = 'UTC'")
+        database.execute(f"CREATE VIEW rows AS FROM read_parquet('{place}/*.parquet')")
+        for queue, arguments in OTHERS.items():
+            found = database.execute(
+                'SELECT count(DISTINCT "offset"), max("offset") FROM rows WHERE queue = ?', [queue]
+            )
+            assert found.fetchall() == [(count, count - 1)]
+            priority = "coalesce(properties.priority, 0) DESC," if "x-max-priority" in arguments else ""
+            query = f'SELECT * FROM rows WHERE queue = ? ORDER BY {priority} "offset" LIMIT {sample}'
+            rows = database.sql(query, params=[queue]).to_arrow_table().to_pylist()
+            channel = connection.channel()
+            channel.basic_qos(prefetch_count=CHUNK)
+            for row, (method, properties, body) in zip(rows, channel.consume(queue), strict=False):
+                channel.basic_ack(method.delivery_tag)
+                check_pika_row(row, method, properties, body)
+            channel.close()
+    return sample * len(OTHERS)
+
+
+def check_pika_row(row, method, properties, body):
+    assert (row["value"], row["exchange"], row["routing_key"]) == (body, method.exchange, method.routing_key)
+    headers = dict(properties.headers or {})
+    if headers:
+        (exact,), _ = amqp.serialization.loads("F", row["raw_headers"], 0)
+        for name in {"real", "double"} & set(headers):  # pika cuts off fractions
+            assert headers[name] == int(exact[name])
+            headers[name] = exact[name]
+    check_headers(row["headers"], headers)
+    for name, value in row["properties"].items():
+        wanted = getattr(properties, name)
+        assert value == (datetime.fromtimestamp(wanted, UTC) if name == "timestamp" and wanted is not None else wanted)
+    raw = pika.BasicProperties().decode(row["raw_properties"])
+    assert vars(raw) == vars(properties)
 
 
 def header_text(value):
@@ -261,7 +307,7 @@ def kafka_batches(directory, share):
     "count",
     [
         pytest.param(6000, marks=pytest.mark.slow),
-        pytest.param(int(os.environ.get("TEST_MIXED_MESSAGES", "10000000")), marks=pytest.mark.on_demand),
+        pytest.param(int(os.environ.get("TEST_MIXED_MESSAGES", "2500000")), marks=pytest.mark.on_demand),
     ],
 )
 def test_every_value_is_that_of_a_stock_client(tmp_path, count):
@@ -274,6 +320,9 @@ def test_every_value_is_that_of_a_stock_client(tmp_path, count):
         channel.exchange_declare("mixed-in", "fanout", durable=True)
         channel.queue_declare("mixed", durable=True, arguments={"x-queue-type": "stream"})
         channel.queue_bind("mixed", "mixed-in")
+        for queue, arguments in OTHERS.items():
+            channel.queue_declare(queue, durable=True, arguments=arguments)
+            channel.queue_bind(queue, "mixed-in")
         connection.close()
         started = time.monotonic()
         publish(broker, count, rng)
@@ -283,7 +332,13 @@ def test_every_value_is_that_of_a_stock_client(tmp_path, count):
         check_whole(places[0], count, began)
         check_equal(places)
         sampled = sample_with_amqp(broker, places[0], count, rng)
-        (directory,) = Path(broker.data_dir).glob("vhosts/*/queues/*")
+        everything = export(broker, tmp_path, ZONES[1], "parquet", what=("--vhost", "/"))
+        by_pika = check_other_queues(broker, everything, count)
+        directory = next(
+            path.parent
+            for path in Path(broker.data_dir).glob("vhosts/*/queues/*/queue.json")
+            if json.loads(path.read_text())["queue"] == "mixed"
+        )
         decoded = 0
         for records in kafka_batches(directory, max(1, count // 100_000)):
             table = rows_of(places[0], records[0].offset, len(records))
@@ -298,7 +353,8 @@ def test_every_value_is_that_of_a_stock_client(tmp_path, count):
     for line in texts[0]:
         row = json.loads(line)
         check_json(row, whole[row["offset"]])
-    print(f"{sampled:,} by py-amqp, {decoded:,} by kafka-python, {len(texts[0]):,} lines of JSON; zones {ZONES}")
+    counts = f"{sampled:,} by py-amqp, {by_pika:,} by pika, {decoded:,} by kafka-python"
+    print(f"{counts}, {len(texts[0]):,} lines of JSON; zones {ZONES}")
     assert decoded >= 1000
 
 
