@@ -306,7 +306,7 @@ def kafka_batches(directory, share):
 @pytest.mark.parametrize(
     "count",
     [
-        pytest.param(6000, marks=pytest.mark.slow),
+        pytest.param(3000, marks=pytest.mark.slow),
         pytest.param(int(os.environ.get("TEST_MIXED_MESSAGES", "2500000")), marks=pytest.mark.on_demand),
     ],
 )
