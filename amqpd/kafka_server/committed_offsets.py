@@ -15,10 +15,10 @@ vhost's or partition's offsets void at once, also if the broker is killed before
 of the same name has another id.
 
 The offsets of a transaction are *pending* until `complete` removes them and, if it commits, makes them the group's
-offsets, in one write. A second `complete` finds none, so it cannot overwrite commits that came later. An offset that is
-removed is removed from transactions, too, as in Kafka.
+offsets, in one write. A second `complete` finds none, so it cannot overwrite commits that came later. Nor do those of a
+deleted stream become the group's. An offset that is removed is removed from transactions, too, as in Kafka.
 
-Memory: some 300 bytes and the metadata per offset.
+Memory: some 300 bytes and the metadata per offset, and 1,600 bytes per group.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from amqpd.kafka_server.compacted_log import CompactedLog, LogHost, LogRecord
@@ -38,8 +38,10 @@ QUEUE_ID: Final = "0" * 31 + "2"
 METADATA_MAX: Final = 4096
 """Characters. Kafka: offset.metadata.max.bytes, which counts characters."""
 VHOST_BYTES_MAX: Final = 64 << 20
-"""Memory of the offsets of one vhost."""
+"""Memory of the offsets of one vhost, and of the groups that have them."""
 ENTRY_BYTES: Final = 300
+GROUP_BYTES: Final = 1600
+"""With its state machine in the coordinator."""
 REMOVALS_PER_TURN: Final = 200
 PENDING_MAX: Final = 10_000
 """Offsets of a transaction in one group."""
@@ -82,6 +84,7 @@ class CommittedOffset(NamedTuple):
         return ENTRY_BYTES + len(self.metadata) * (1 if self.metadata.isascii() else 4)
 
 
+NewOffset = tuple[OffsetKey, CommittedOffset]
 GroupOffsets = dict[tuple[str, int], CommittedOffset]
 """(topic, partition) -> offset."""
 
@@ -138,6 +141,9 @@ def decode_value(data: bytes) -> CommittedOffset | None:
 class CommittedOffsets(CompactedLog):
     """All committed offsets. Loop thread only.
 
+    Args:
+        existing: returns those of some offsets, all of one vhost, whose streams were not deleted.
+
     Attributes:
         others: by the first byte of the key, the function that takes key and value (None: removed) of such a record.
     """
@@ -146,13 +152,18 @@ class CommittedOffsets(CompactedLog):
     queue_id = QUEUE_ID
     content = "committed offsets of Kafka's groups"
 
-    def __init__(self, host: LogHost, loaded: Callable[[], None]) -> None:
+    def __init__(
+        self, host: LogHost, loaded: Callable[[], None], existing: Callable[[Sequence[NewOffset]], list[NewOffset]]
+    ) -> None:
         super().__init__(host, loaded)
+        self._existing = existing
         self.others: dict[int, Callable[[bytes, bytes | None], None]] = {}
         self._tables: dict[str, dict[str, GroupOffsets]] = {}  # vhost id -> group -> offsets
         self._pending: dict[tuple[str, str], dict[int, GroupOffsets]] = {}  # vhost id, group -> producer -> offsets
         self._adding: dict[tuple[str, str], dict[int, Counter[tuple[str, int]]]] = {}  # of these, not synced yet
-        self._waiting: dict[tuple[str, str, int], list[Callable[[], None]]] = {}  # until those of a producer are synced
+        # Vhost id, group, producer -> writes of its offsets that are not synced, and calls that wait for them.
+        self._writes: Counter[tuple[str, str, int]] = Counter()
+        self._waiting: dict[tuple[str, str, int], list[Callable[[], None]]] = {}
         self._sizes: dict[str, int] = {}  # vhost id -> bytes
         self._removals: dict[OffsetKey, CommittedOffset] = {}
         self._is_removing = False
@@ -191,7 +202,7 @@ class CommittedOffsets(CompactedLog):
     def vhost_ids(self) -> list[str]:
         return list(self._tables)
 
-    def has_pending_room(self, producer_id: int, offsets: Sequence[tuple[OffsetKey, CommittedOffset]]) -> bool:
+    def has_pending_room(self, producer_id: int, offsets: Sequence[NewOffset]) -> bool:
         """Return whether a producer's transaction may have these offsets of one group, too."""
         if not offsets:
             return True
@@ -205,6 +216,10 @@ class CommittedOffsets(CompactedLog):
         """Return whether the vhost may have so many bytes more."""
         return self._sizes.get(vhost_id, 0) + size_bytes <= VHOST_BYTES_MAX
 
+    def group_bytes(self, vhost_id: str, group: str) -> int:
+        """Return what the first offset of a group adds; 0 if it has some."""
+        return 0 if self.has_group(vhost_id, group) else GROUP_BYTES
+
     # -- changes
 
     def change(self, changes: Sequence[tuple[OffsetKey, CommittedOffset | None]], done: Callable[[bool], None]) -> None:
@@ -214,34 +229,40 @@ class CommittedOffsets(CompactedLog):
         none of them is visible.
         """
         self._keep(key for key, _ in changes)
-        dropped = [
-            (key, producer_id, self._set_pending(key, producer_id, None))  # at once: its transaction may end meanwhile
-            for key, value in changes
-            if value is None
-            for producer_id in self._producers(key)
-        ]
+        dropped = [(key, producer) for key, value in changes if value is None for producer in self._producers(key)]
         records: Iterator[LogRecord] = (
             (encode_key(key), None if value is None else encode_value(value)) for key, value in changes
         )
         if dropped:
-            records = chain(records, ((encode_pending_key(key, producer), None) for key, producer, _ in dropped))
-        self.append(len(changes) + len(dropped), records, partial(self._changed, changes, dropped, done))
+            records = chain(records, ((encode_pending_key(key, producer), None) for key, producer in dropped))
+        writes = {(key.vhost_id, key.group, producer) for key, producer in dropped}
+        self._writes.update(writes)  # transactions that end meanwhile wait for it
+        self.append(len(changes) + len(dropped), records, partial(self._changed, changes, dropped, writes, done))
 
     def _changed(
         self,
         changes: Sequence[tuple[OffsetKey, CommittedOffset | None]],
-        dropped: Sequence[tuple[OffsetKey, int, CommittedOffset | None]],
+        dropped: Sequence[tuple[OffsetKey, int]],
+        writes: Iterable[tuple[str, str, int]],
         done: Callable[[bool], None],
         safe: bool,
     ) -> None:
         if safe:
             for key, value in changes:
                 self._set(key, value)
-        for key, producer_id, before in dropped:
-            now = self._set_pending(key, producer_id, None)  # one that was not synced when the change was made
-            if not safe:
-                self._set_pending(key, producer_id, now or before)
+            for key, producer_id in dropped:
+                self._set_pending(key, producer_id, None)
         done(safe)
+        for write in writes:
+            self._end_write(write)
+
+    def _end_write(self, write: tuple[str, str, int]) -> None:
+        """Count a write of a producer's pending offsets as done, and end a transaction that waits for it."""
+        self._writes[write] -= 1
+        if not self._writes[write]:
+            del self._writes[write]
+            for call in self._waiting.pop(write, ()):
+                call()
 
     def _set(self, key: OffsetKey, value: CommittedOffset | None) -> None:
         groups = self._tables.setdefault(key.vhost_id, {})
@@ -252,23 +273,22 @@ class CommittedOffsets(CompactedLog):
             if not groups:
                 del self._tables[key.vhost_id]
 
-    def _put(self, offsets: GroupOffsets, key: OffsetKey, value: CommittedOffset | None) -> CommittedOffset | None:
+    def _put(self, offsets: GroupOffsets, key: OffsetKey, value: CommittedOffset | None) -> None:
+        """Set or remove an offset in the table of a group, or of a transaction in a group, and count its memory."""
+        size = self._sizes.pop(key.vhost_id, 0) - (GROUP_BYTES if offsets else 0)
         old = offsets.pop((key.topic, key.partition), None)
-        size = self._sizes.pop(key.vhost_id, 0)
         if old is not None:
             size -= old.size_bytes
         if value is not None:
             offsets[key.topic, key.partition] = value
             size += value.size_bytes
+        size += GROUP_BYTES if offsets else 0
         if size:
             self._sizes[key.vhost_id] = size
-        return old
 
     # -- transactions
 
-    def add_pending(
-        self, producer_id: int, offsets: Sequence[tuple[OffsetKey, CommittedOffset]], done: Callable[[bool], None]
-    ) -> None:
+    def add_pending(self, producer_id: int, offsets: Sequence[NewOffset], done: Callable[[bool], None]) -> None:
         """Add offsets of one group to a transaction. Their places are pending at once. `done`: see `change`."""
         if not offsets:
             done(True)
@@ -276,16 +296,11 @@ class CommittedOffsets(CompactedLog):
         first = offsets[0][0]
         adding = self._adding.setdefault((first.vhost_id, first.group), {}).setdefault(producer_id, Counter())
         adding.update((key.topic, key.partition) for key, _ in offsets)
+        self._writes[first.vhost_id, first.group, producer_id] += 1
         records = ((encode_pending_key(key, producer_id), encode_value(value)) for key, value in offsets)
         self.append(len(offsets), records, partial(self._added, producer_id, offsets, done))
 
-    def _added(
-        self,
-        producer_id: int,
-        offsets: Sequence[tuple[OffsetKey, CommittedOffset]],
-        done: Callable[[bool], None],
-        safe: bool,
-    ) -> None:
+    def _added(self, producer_id: int, offsets: Sequence[NewOffset], done: Callable[[bool], None], safe: bool) -> None:
         group = (offsets[0][0].vhost_id, offsets[0][0].group)
         producers = self._adding[group]
         adding = producers[producer_id]
@@ -301,58 +316,65 @@ class CommittedOffsets(CompactedLog):
             if not producers:
                 del self._adding[group]
         done(safe)
-        if not adding:
-            for call in self._waiting.pop((*group, producer_id), ()):
-                call()
+        self._end_write((*group, producer_id))
 
     def complete(
         self, vhost_id: str, group: str, producer_id: int, commits: bool, done: Callable[[bool], None]
     ) -> None:
-        """End a transaction: its pending offsets become the group's, or are dropped. `done` as for `change`."""
-        if producer_id in self._adding.get((vhost_id, group), {}):
+        """End a transaction: its pending offsets become the group's, or are dropped. `done` as for `change`.
+
+        It waits for writes of these offsets. No offset may be added to the transaction any more.
+        """
+        if (vhost_id, group, producer_id) in self._writes:
             again = partial(self.complete, vhost_id, group, producer_id, commits, done)
             self._waiting.setdefault((vhost_id, group, producer_id), []).append(again)
             return
-        pending = dict(self._pending.get((vhost_id, group), {}).get(producer_id, {}))
-        if not pending:
-            done(True)
-            return
-        keys = [OffsetKey(vhost_id, group, *place) for place in pending]
-        records: Iterator[LogRecord] = ((encode_pending_key(key, producer_id), None) for key in keys)
-        count = len(keys)
-        if commits:
-            self._keep(keys)
-            values = zip(keys, pending.values(), strict=True)
-            records = chain(records, ((encode_key(key), encode_value(value)) for key, value in values))
-            count *= 2
-        self.append(count, records, partial(self._completed, keys, producer_id, commits, done))
+        pending = self._pending.get((vhost_id, group), {}).get(producer_id, {})
+        ended = [(OffsetKey(vhost_id, group, *place), value) for place, value in pending.items()]
+        committed = self._existing(ended) if commits else []
+        self._keep(key for key, _ in committed)
+        records = chain(
+            ((encode_pending_key(key, producer_id), None) for key, _ in ended),
+            ((encode_key(key), encode_value(value)) for key, value in committed),
+        )
+        completed = partial(self._completed, producer_id, ended, committed, done)
+        self.append(len(ended) + len(committed), records, completed)
 
     def _completed(
-        self, keys: list[OffsetKey], producer_id: int, commits: bool, done: Callable[[bool], None], safe: bool
+        self,
+        producer_id: int,
+        ended: Sequence[NewOffset],
+        committed: Sequence[NewOffset],
+        done: Callable[[bool], None],
+        safe: bool,
     ) -> None:
         if safe:
-            for key in keys:
-                producers = self._pending.get((key.vhost_id, key.group), {})
-                value = producers.get(producer_id, {}).get((key.topic, key.partition))
+            for key, _ in ended:
                 self._set_pending(key, producer_id, None)
-                if commits and value is not None:
-                    self._set(key, value)
+            for key, value in committed:
+                self._set(key, value)
         done(safe)
 
-    def _set_pending(self, key: OffsetKey, producer_id: int, value: CommittedOffset | None) -> CommittedOffset | None:
-        """Set or remove a pending offset. Return the one before."""
+    def _set_pending(self, key: OffsetKey, producer_id: int, value: CommittedOffset | None) -> None:
         producers = self._pending.setdefault((key.vhost_id, key.group), {})
         offsets = producers.setdefault(producer_id, {})
-        before = self._put(offsets, key, value)
+        self._put(offsets, key, value)
         if not offsets:
             del producers[producer_id]
             if not producers:
                 del self._pending[key.vhost_id, key.group]
-        return before
 
-    def is_pending(self, key: OffsetKey) -> bool:
-        """Return whether an open transaction has an offset for this place."""
-        return bool(self._producers(key))
+    def is_pending(self, key: OffsetKey, stream_id: bytes | None = None) -> bool:
+        """Return whether an open transaction has an offset for this place, or is being given one.
+
+        Args:
+            stream_id: ignore offsets for another stream, one that was deleted.
+        """
+        group, place = (key.vhost_id, key.group), (key.topic, key.partition)
+        if any(place in places for places in self._adding.get(group, {}).values()):
+            return True
+        found = (offsets.get(place) for offsets in self._pending.get(group, {}).values())
+        return any(value is not None and stream_id in (None, value.stream_id) for value in found)
 
     def _producers(self, key: OffsetKey) -> set[int]:
         """Return the producers whose open transactions have an offset for this place, also one not synced yet."""
@@ -403,13 +425,28 @@ class CommittedOffsets(CompactedLog):
             self._removals.clear()
             self._is_removing = False
 
-    def keys_of(self, vhost_id: str, group: str) -> list[OffsetKey]:
-        """Return the keys of the offsets of a group, also of pending ones."""
-        places = dict.fromkeys(self.of_group(vhost_id, group))
-        for producers in (self._pending, self._adding):
-            for found in producers.get((vhost_id, group), {}).values():
-                places |= dict.fromkeys(found)
-        return [OffsetKey(vhost_id, group, *place) for place in places]
+    def remove_group(self, vhost_id: str, group: str, done: Callable[[bool], None]) -> None:
+        """Remove all offsets of a group, also from transactions, REMOVALS_PER_TURN in a write.
+
+        Until `done` is called, nothing may be committed for the group. `done(False)`: some may be removed.
+        """
+        self.after_changes(partial(self._remove_group, vhost_id, group, done))
+
+    def _remove_group(self, vhost_id: str, group: str, done: Callable[[bool], None]) -> None:
+        places = list(self.of_group(vhost_id, group))
+        for offsets in self._pending.get((vhost_id, group), {}).values():
+            places += offsets
+        self._remove_places(vhost_id, group, iter(places), done, True)
+
+    def _remove_places(
+        self, vhost_id: str, group: str, places: Iterator[tuple[str, int]], done: Callable[[bool], None], safe: bool
+    ) -> None:
+        """Remove some of these offsets, if those before are removed."""
+        some = [OffsetKey(vhost_id, group, *place) for place in islice(places, REMOVALS_PER_TURN)]
+        if some and safe and not self.is_stopped:
+            self.change([(key, None) for key in some], partial(self._remove_places, vhost_id, group, places, done))
+        else:
+            done(safe and not some)
 
     def has_group(self, vhost_id: str, group: str) -> bool:
         """Return whether a group has offsets, also pending ones."""

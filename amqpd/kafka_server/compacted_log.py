@@ -124,6 +124,7 @@ class CompactedLog:
         self._is_loading = False
         self._retry_ms = 0
         self._open_changes = 0  # neither synced nor failed
+        self._last_offset = -1  # of the last record that was appended
         self._changes: deque[_Change] = deque()  # not appended yet
 
     # -- for subclasses
@@ -279,14 +280,16 @@ class CompactedLog:
         assert store is not None
         change.prepared.close()
         try:
-            store.append_prepared(change.prepared)
+            first = store.append_prepared(change.prepared)
         except (LogFailed, OSError) as error:
             self._end_change(change.done, error)
             return
-        self._wait(store.next_offset - 1, change.done)
+        self._wait(first + change.count - 1, change.done)
 
     def _wait(self, offset: int, done: Callable[[bool], None]) -> None:
+        """Wait for a record. The marker after it does not tell whether it was written."""
         assert self._store is not None
+        self._last_offset = offset
         self._turn.schedule()
         self._store.when_safe(offset, partial(self._appended, done))
 
@@ -308,7 +311,7 @@ class CompactedLog:
         elif self._open_changes == 0 or store is None:
             call()
         else:
-            store.when_safe(store.next_offset - 1, lambda _safe: call())
+            store.when_safe(self._last_offset, lambda _safe: call())
 
     def stop(self) -> None:
         """Read and append nothing more: the broker stops. Changes that are appended are still synced and answered."""

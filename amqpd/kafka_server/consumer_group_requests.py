@@ -106,10 +106,10 @@ def _subscription_error(call: Call, names: frozenset[str]) -> Steps[tuple[int, s
 def _answer(call: Call, coordinator: GroupCoordinator, asked: MemberHeartbeat) -> HeartbeatAnswer:
     session = call.session
     is_join = asked.epoch == JOIN
-    find = coordinator.find_or_add if is_join else coordinator.find
+    find = coordinator.for_member if is_join else coordinator.find
     entry = find(session.vhost, asked.group_id)
     if entry is None and is_join:
-        return HeartbeatAnswer(POLICY_VIOLATION, "the vhost has too many groups")
+        return HeartbeatAnswer(POLICY_VIOLATION, "too many groups of the vhost have members")
     now_ms = coordinator.now_ms()
     group = None if entry is None else entry.consumer_group(now_ms)
     if group is None and is_join:

@@ -14,19 +14,22 @@ answer that waits is dropped.
 A group without members and offsets is forgotten. A sweep removes the offsets of a group that has had neither members
 nor commits for OFFSETS_KEPT_MS, counted again from each start of the broker. It also removes those of deleted vhosts
 and topics, which are void at once.
+
+A group is deleted in slices. Until its offsets are removed, requests about it get 15, and nothing can be committed.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections import deque
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from amqpd.broker.flow.timers import CallTimer
 from amqpd.kafka_server import consumer_group_requests, group_admin, group_offsets, topics
-from amqpd.kafka_server.committed_offsets import CommittedOffset, CommittedOffsets, OffsetKey
+from amqpd.kafka_server.committed_offsets import CommittedOffset, CommittedOffsets, NewOffset, OffsetKey
 from amqpd.kafka_server.compacted_log import LogHost
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.consumer_group import ConsumerProtocolGroup
@@ -52,6 +55,7 @@ from amqpd.kafka_server.transaction_coordinator import TransactionCoordinator
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
+    from amqpd.broker.queue.queue import Queue
     from amqpd.broker.session import Session
     from amqpd.broker.vhost.vhost import VHost
 
@@ -59,13 +63,13 @@ PROTOCOLS_MAX: Final = 100
 SESSION_TIMEOUT_MS_MIN: Final = 6_000
 SESSION_TIMEOUT_MS_MAX: Final = 30 * 60_000
 GROUPS_MAX: Final = 10_000
-"""In a vhost."""
+"""With members, in a vhost."""
 METADATA_BYTES_MAX: Final = 64 << 20
 """Metadata and assignments of the members of all groups of the broker."""
 OFFSETS_KEPT_MS: Final = 7 * 24 * 3_600_000
 SWEEP_MS: Final = 3_600_000
-SWEEP_GROUPS: Final = 200
-"""Groups that one turn of the event loop looks at."""
+SWEEP_STEPS: Final = 200
+"""Groups and offsets that one turn of the event loop looks at."""
 ANSWERS_AT_ONCE: Final = 50
 """In groups with more members, each answer of a rebalance is made when there is time for it."""
 GROUP_KEY: Final = 0
@@ -76,13 +80,14 @@ class GroupEntry:
     """A group with its timer.
 
     Attributes:
-        size_bytes: as counted in the coordinator's total.
+        size_bytes, is_used: as counted in the coordinator's totals.
     """
 
     def __init__(self, vhost_id: str, group: ConsumerGroup, on_time: Callable[[GroupEntry], None]) -> None:
         self.vhost_id = vhost_id
         self.group: ConsumerGroup | ConsumerProtocolGroup = group
         self.size_bytes = 0
+        self.is_used = False
         self.timer = CallTimer(partial(on_time, self))
 
     def classic_group(self, now_ms: int) -> ConsumerGroup | None:
@@ -120,14 +125,18 @@ class GroupCoordinator:
         self.pace = pace
         self._now_ms = broker.timers.now_ms
         self.offsets = CommittedOffsets(
-            LogHost(broker.storage, broker.turn, broker.loop.call_soon, pace.later, self._now_ms), self._on_loaded
+            LogHost(broker.storage, broker.turn, broker.loop.call_soon, pace.later, self._now_ms),
+            self._on_loaded,
+            self._existing,
         )
         self.transactions = TransactionCoordinator(broker, self.offsets, pace)
         self._entries: dict[str, dict[str, GroupEntry]] = {}  # vhost id -> name -> group
+        self._deleting: set[tuple[str, str]] = set()  # vhost id and name of groups whose offsets are being removed
+        self._used: Counter[str] = Counter()  # vhost id -> groups with members
         self._size_bytes = 0
         self._sweep_timer = CallTimer(self._sweep)
         self.on_sweep: list[Callable[[], None]] = []
-        self._unswept: deque[tuple[str, str]] = deque()
+        self._sweep_steps: Iterator[None] = iter(())
 
     def start(self) -> None:
         """Begin to read the committed offsets and the transactions. The first request does it, too."""
@@ -152,6 +161,7 @@ class GroupCoordinator:
         """Remove the groups of a deleted vhost, and its offsets and transactional ids soon."""
         self.transactions.vhost_deleted()
         for vhost_id in self._entries.keys() - {vhost.id for vhost in self.broker.vhosts.values()}:
+            self._used.pop(vhost_id, None)
             for entry in self._entries.pop(vhost_id).values():
                 entry.group.kill()
                 self._size_bytes -= entry.size_bytes
@@ -175,6 +185,8 @@ class GroupCoordinator:
         if not is_permitted(session, name, kind):
             record_refusal(session, "group", f"group '{name}'")
             return GROUP_AUTHORIZATION_FAILED
+        if self.is_deleting(session.vhost, name):
+            return COORDINATOR_NOT_AVAILABLE
         return self.load_error()
 
     def load_error(self) -> int:
@@ -190,23 +202,28 @@ class GroupCoordinator:
             entry = self._add(vhost.id, name)
         return entry
 
-    def find_or_add(self, vhost: VHost, name: str) -> GroupEntry | None:
-        """Return the group, a new one if needed; None if the vhost has GROUPS_MAX groups."""
+    def find_or_add(self, vhost: VHost, name: str) -> GroupEntry:
+        """Return the group, a new one if needed."""
+        return self.find(vhost, name) or self._add(vhost.id, name)
+
+    def for_member(self, vhost: VHost, name: str) -> GroupEntry | None:
+        """Return the group for a member that joins; None if GROUPS_MAX other groups of the vhost have members."""
         entry = self.find(vhost, name)
-        if entry is None and len(self._entries.get(vhost.id, {})) < GROUPS_MAX:
-            entry = self._add(vhost.id, name)
-        return entry
+        if (entry is None or not entry.is_used) and self._used[vhost.id] >= GROUPS_MAX:
+            return None
+        return entry or self._add(vhost.id, name)
 
     def _add(self, vhost_id: str, name: str) -> GroupEntry:
         entry = GroupEntry(vhost_id, ConsumerGroup(name, self.now_ms()), self._on_time)
         self._entries.setdefault(vhost_id, {})[name] = entry
         return entry
 
-    def entries(self, vhost: VHost) -> list[GroupEntry]:
-        """Return the groups of a vhost."""
-        for name in self.offsets.groups(vhost.id):
-            self.find(vhost, name)
-        return list(self._entries.get(vhost.id, {}).values())
+    def entries(self, vhost: VHost) -> Iterator[GroupEntry]:
+        """Yield the groups of a vhost, also while they change."""
+        for name in list({**self.offsets.groups(vhost.id), **self._entries.get(vhost.id, {})}):
+            entry = self.find(vhost, name)
+            if entry is not None:
+                yield entry
 
     def changed(self, entry: GroupEntry) -> None:
         """Count, arm or forget a group after a change. Every method that changes one calls it."""
@@ -216,6 +233,9 @@ class GroupCoordinator:
             return
         self._size_bytes += group.size_bytes - entry.size_bytes
         entry.size_bytes = group.size_bytes
+        if entry.is_used == group.is_unused:
+            entry.is_used = not entry.is_used
+            self._used[entry.vhost_id] += 1 if entry.is_used else -1
         if group.is_unused:
             self.broker.timers.cancel(entry.timer)
             if not self.offsets.of_group(entry.vhost_id, group.name):
@@ -225,11 +245,28 @@ class GroupCoordinator:
             return
         self.broker.timers.arm_sooner(entry.timer, group.due_ms)
 
-    def remove(self, entry: GroupEntry) -> None:
-        """Remove a group whose offsets are being removed."""
+    def delete(self, entry: GroupEntry, done: Callable[[bool], None]) -> None:
+        """Delete a group without members, and its offsets.
+
+        `done(True)` is called when that is synced; `done(False)` if some offsets could not be removed.
+        """
+        place = (entry.vhost_id, entry.group.name)
+        self._deleting.add(place)
         entry.group.kill()
         self.changed(entry)
         self._entries.get(entry.vhost_id, {}).pop(entry.group.name, None)
+        self.offsets.remove_group(*place, partial(self._deleted, place, done))
+
+    def _deleted(self, place: tuple[str, str], done: Callable[[bool], None], safe: bool) -> None:
+        self._deleting.discard(place)
+        found = self._entries.get(place[0], {}).get(place[1])
+        if found is not None:  # an administrator has looked at the group meanwhile
+            self.changed(found)
+        done(safe)
+
+    def is_deleting(self, vhost: VHost, name: str) -> bool:
+        """Return whether the offsets of a deleted group are being removed."""
+        return (vhost.id, name) in self._deleting
 
     def has_room(self, size_bytes: int) -> bool:
         """Return whether members may bring so many bytes more."""
@@ -244,50 +281,78 @@ class GroupCoordinator:
     # -- expiry
 
     def _sweep_now(self) -> None:
+        self._sweep_steps = self._swept()
         self.broker.timers.arm(self._sweep_timer, self.now_ms())
 
     def _sweep(self) -> None:
-        """Look at some groups, and continue in the next turn or after SWEEP_MS."""
-        offsets = self.offsets
-        if not self._unswept:
-            for call in self.on_sweep:
-                call()
-            names = {(each, name): None for each in offsets.vhost_ids() for name in offsets.groups(each)}
-            names |= {(each, name): None for each, entries in self._entries.items() for name in entries}
-            self._unswept.extend(names)
-        vhosts = {vhost.id: vhost for vhost in self.broker.vhosts.values()}
-        for _ in range(min(SWEEP_GROUPS, len(self._unswept))):
-            vhost_id, name = self._unswept.popleft()
-            vhost = vhosts.get(vhost_id)
-            if vhost is None:
-                offsets.remove_later(offsets.keys_of(vhost_id, name))
-            else:
-                self._sweep_group(vhost, name)
-        self.broker.timers.arm(self._sweep_timer, self.now_ms() + (0 if self._unswept else SWEEP_MS))
+        """Do some steps, and continue in the next turn. The next sweep begins after SWEEP_MS."""
+        is_done = len(list(islice(self._sweep_steps, SWEEP_STEPS))) < SWEEP_STEPS
+        if is_done:
+            self._sweep_steps = self._swept()
+        self.broker.timers.arm(self._sweep_timer, self.now_ms() + (SWEEP_MS if is_done else 0))
 
-    def _sweep_group(self, vhost: VHost, name: str) -> None:
-        entry = self.find(vhost, name)
-        if entry is None:
-            return
+    def _swept(self) -> Iterator[None]:
+        """Look at all groups and offsets, one in each step."""
+        for call in self.on_sweep:
+            call()
+        offsets = self.offsets
+        vhosts = {vhost.id: vhost for vhost in self.broker.vhosts.values()}
+        for vhost_id in list({**dict.fromkeys(offsets.vhost_ids()), **self._entries}):
+            vhost = vhosts.get(vhost_id)
+            for name in list({**offsets.groups(vhost_id), **self._entries.get(vhost_id, {})}):
+                yield
+                entry = None if vhost is None else self.find(vhost, name)
+                for place in list(offsets.of_group(vhost_id, name)):
+                    yield
+                    key = OffsetKey(vhost_id, name, *place)
+                    if vhost is None or entry is None or self._is_over(vhost, entry, key):
+                        offsets.remove_later([key])
+                if entry is not None:
+                    self.changed(entry)
+
+    def _is_over(self, vhost: VHost, entry: GroupEntry, key: OffsetKey) -> bool:
+        """Return whether an offset has expired, or its partition was deleted."""
+        value = self.committed(vhost, key)
+        if value is None:
+            return True
         group = entry.group
-        is_over = group.is_unused and self.now_ms() - group.idle_since_ms >= OFFSETS_KEPT_MS
+        if not group.is_unused or self.now_ms() - group.idle_since_ms < OFFSETS_KEPT_MS:
+            return False
         # The commit of a transaction does not change idle_since_ms.
-        last_ms = self.broker.timers.agreed_ms() - OFFSETS_KEPT_MS
-        gone: list[OffsetKey] = []
-        for key in self.offsets.keys_of(vhost.id, name):
-            value = self.committed(vhost, key)
-            if value is None or (is_over and value.commit_ms <= last_ms):
-                gone.append(key)
-        self.offsets.remove_later(gone)
-        self.changed(entry)
+        return value.commit_ms <= self.broker.timers.agreed_ms() - OFFSETS_KEPT_MS
 
     def committed(self, vhost: VHost, key: OffsetKey) -> CommittedOffset | None:
         """Return a committed offset; None if there is none, or if its partition was deleted."""
         value = self.offsets.of_group(key.vhost_id, key.group).get((key.topic, key.partition))
         queue = None if value is None else topics.partition_queue(vhost, key.topic, key.partition)
-        if value is None or queue is None or bytes.fromhex(queue.id) != value.stream_id:
-            return None
-        return value
+        return value if value is not None and _is_of(value, queue) else None
+
+    def is_pending(self, vhost: VHost, key: OffsetKey) -> bool:
+        """Return whether an open transaction has an offset of a partition that was not deleted."""
+        queue = topics.partition_queue(vhost, key.topic, key.partition)
+        return queue is not None and self.offsets.is_pending(key, bytes.fromhex(queue.id))
+
+    def _existing(self, offsets: Sequence[NewOffset]) -> list[NewOffset]:
+        """Return those of some offsets of a vhost whose partitions were not deleted. Cost: some 0.5 us each."""
+        found: dict[str, topics.PartitionedTopic | None] = {}
+        existing: list[NewOffset] = []
+        vhosts = {vhost.id: vhost for vhost in self.broker.vhosts.values()}
+        for key, value in offsets:
+            vhost = vhosts.get(key.vhost_id)
+            if vhost is None:
+                break
+            if key.topic not in found:
+                found[key.topic] = topics.topic_of_name(vhost, key.topic)
+            topic = found[key.topic]
+            queues = () if topic is None else topic.partitions
+            if key.partition < len(queues) and _is_of(value, queues[key.partition]):
+                existing.append((key, value))
+        return existing
+
+
+def _is_of(value: CommittedOffset, queue: Queue | None) -> bool:
+    """Return whether an offset was committed to this stream or queue."""
+    return queue is not None and bytes.fromhex(queue.id) == value.stream_id
 
 
 class _Waiter:
@@ -375,9 +440,8 @@ def _join_group(call: Call) -> None:
         _answer_join(call, JoinAnswer(error, request.member_id))
         return
     vhost = call.session.vhost
-    entry = coordinator.find(vhost, request.group_id)
-    if entry is None and not request.member_id:
-        entry = coordinator.find_or_add(vhost, request.group_id)
+    find = coordinator.find if request.member_id else coordinator.for_member
+    entry = find(vhost, request.group_id)
     if entry is None:
         error = UNKNOWN_MEMBER_ID if request.member_id else POLICY_VIOLATION
         _answer_join(call, JoinAnswer(error, request.member_id))

@@ -147,11 +147,8 @@ def _delete_groups(call: Call) -> Steps[None]:
         if left == 0:
             call.reply({"results": [{"group_id": name, "error_code": code} for name, code in results.items()]})
 
-    def removed(name: str, safe: bool) -> None:
+    def deleted(name: str, safe: bool) -> None:
         """Set the result when the removal is synced. If it is not, the group is still there: 15."""
-        found = coordinator.find(vhost, name) if safe else None
-        if found is not None:  # another request has asked for the group meanwhile
-            coordinator.changed(found)
         results[name] = NONE if safe else COORDINATOR_NOT_AVAILABLE
         end_one()
 
@@ -161,17 +158,14 @@ def _delete_groups(call: Call) -> Steps[None]:
         entry = None if error else coordinator.find(vhost, name)
         results[name] = error
         if entry is not None and entry.group.is_unused:
-            # Its offsets are removed in this step: a member that joins after it begins a new group.
             left += 1
-            changes = [(key, None) for key in coordinator.offsets.keys_of(vhost.id, name)]
-            coordinator.remove(entry)
-            coordinator.offsets.change(changes, partial(removed, name))
+            coordinator.delete(entry, partial(deleted, name))
         elif entry is None and not error and server.share_groups.find(vhost, name) is not None:
             results[name] = NON_EMPTY_GROUP
         elif entry is None and not error and server.share_states.partitions_of(vhost, name):
             left += 1
             server.share_sessions.end_group(vhost.id, name)
-            server.share_streams.remove_group(vhost, name, partial(removed, name))
+            server.share_streams.remove_group(vhost, name, partial(deleted, name))
         elif not error:
             results[name] = GROUP_ID_NOT_FOUND if entry is None else NON_EMPTY_GROUP
     end_one()

@@ -97,7 +97,7 @@ class GroupListing:
         return self._coordinator.load_error()
 
     def summaries(self, vhost: VHost) -> Iterator[GroupSummary]:
-        """Yield the groups of a vhost, of all types. Cost: some us a group, and there are at most 10,000 of a type."""
+        """Yield the groups of a vhost, of all types, also while they change. Cost: some us a group."""
         return map(summary_of, self._coordinator.entries(vhost))
 
     def find(self, vhost: VHost, name: str) -> GroupSummary | None:

@@ -9,12 +9,12 @@ and the commit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.kafka_server import topics
-from amqpd.kafka_server.committed_offsets import METADATA_MAX, CommittedOffset, OffsetKey
+from amqpd.kafka_server.committed_offsets import METADATA_MAX, CommittedOffset, NewOffset, OffsetKey
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.consumer_group import ConsumerProtocolGroup
 from amqpd.kafka_server.groups import ConsumerGroup, GroupState
@@ -27,7 +27,6 @@ from amqpd.kafka_server.messages import (
     NON_EMPTY_GROUP,
     NONE,
     OFFSET_METADATA_TOO_LARGE,
-    POLICY_VIOLATION,
     TOPIC_AUTHORIZATION_FAILED,
     UNKNOWN_TOPIC_OR_PARTITION,
     UNSTABLE_OFFSET_COMMIT,
@@ -52,7 +51,6 @@ EPOCHS: Final = 9
 Fields = dict[str, Any]
 OffsetResults = dict[str, dict[int, int]]
 """Topic -> partition -> error code."""
-NewOffset = tuple[OffsetKey, CommittedOffset]
 
 
 # -- OffsetCommit
@@ -62,7 +60,8 @@ def _offset_commit(call: Call) -> Steps[None]:
     coordinator = call.connection.server.coordinator
     if is_too_large(call):
         return
-    results, changes = yield from collect_offsets(call)
+    replaced = coordinator.offsets.of_group(call.session.vhost.id, call.request.group_id)
+    results, changes = yield from collect_offsets(call, replaced)
     entry = coordinator.error_for(call.request.group_id, call.session) or _committing_group(call, coordinator)
     if isinstance(entry, int):
         answer_offsets(call, with_error(results, entry), True)
@@ -85,10 +84,15 @@ def is_too_large(call: Call) -> bool:
     return True
 
 
-def collect_offsets(call: Call) -> Steps[tuple[OffsetResults, list[NewOffset]]]:
+def collect_offsets(
+    call: Call, replaced: Mapping[tuple[str, int], CommittedOffset]
+) -> Steps[tuple[OffsetResults, list[NewOffset]]]:
     """Return the error code of each partition, and the offsets to commit, of an OffsetCommit or TxnOffsetCommit.
 
     A partition that is deleted in these steps has an error: its offset could overwrite one of a new topic of this name.
+
+    Args:
+        replaced: offsets whose memory becomes free, so that known groups can commit in a full vhost.
     """
     request, vhost = call.request, call.session.vhost
     coordinator = call.connection.server.coordinator
@@ -96,7 +100,7 @@ def collect_offsets(call: Call) -> Steps[tuple[OffsetResults, list[NewOffset]]]:
     results: OffsetResults = {}
     offsets: list[NewOffset] = []
     queues: list[Queue] = []
-    size_bytes = 0
+    size_bytes = coordinator.offsets.group_bytes(vhost.id, request.group_id)
     for topic in request.topics:
         yield
         codes = results.setdefault(topic.name, {})
@@ -114,8 +118,9 @@ def collect_offsets(call: Call) -> Steps[tuple[OffsetResults, list[NewOffset]]]:
                 value = CommittedOffset(
                     each.committed_offset, each.committed_leader_epoch, metadata, wall_ms, stream_id
                 )
-                size_bytes += value.size_bytes
-                if coordinator.offsets.has_room(vhost.id, size_bytes):
+                old = None if index in codes else replaced.get((topic.name, index))
+                size_bytes += value.size_bytes - (0 if old is None else old.size_bytes)
+                if size_bytes <= 0 or coordinator.offsets.has_room(vhost.id, size_bytes):
                     codes[index] = NONE
                     offsets.append((OffsetKey(vhost.id, request.group_id, topic.name, index), value))
                     queues.append(own.queue)
@@ -144,8 +149,6 @@ def _committing_group(call: Call, coordinator: GroupCoordinator) -> GroupEntry |
         return GROUP_ID_NOT_FOUND if call.version >= EPOCHS else ILLEGAL_GENERATION
     if entry is None:
         entry = coordinator.find_or_add(vhost, request.group_id)
-    if entry is None:
-        return POLICY_VIOLATION
     group = entry.group
     if isinstance(group, ConsumerProtocolGroup):
         error = group.commit_error(request.member_id, generation, coordinator.now_ms())
@@ -247,7 +250,8 @@ def _fetched(call: Call, name: str, wanted: Any, error: int, stable: bool) -> St
         if error:
             return answer
         asked: dict[str, list[int]] = {}
-        for topic, partition in coordinator.offsets.of_group(vhost.id, name):
+        for topic, partition in list(coordinator.offsets.of_group(vhost.id, name)):
+            yield
             asked.setdefault(topic, []).append(partition)
     else:
         if error and call.version >= 2:
@@ -273,10 +277,11 @@ def _fetched(call: Call, name: str, wanted: Any, error: int, stable: bool) -> St
 
 def _partition(call: Call, key: OffsetKey, error: int, stable: bool) -> Fields:
     value = None
-    if error == NONE and stable and call.connection.server.coordinator.offsets.is_pending(key):
+    coordinator, vhost = call.connection.server.coordinator, call.session.vhost
+    if error == NONE and stable and coordinator.is_pending(vhost, key):
         error = UNSTABLE_OFFSET_COMMIT
     if error == NONE:
-        value = call.connection.server.coordinator.committed(call.session.vhost, key)
+        value = coordinator.committed(vhost, key)
     return {
         "partition_index": key.partition,
         "committed_offset": -1 if value is None else value.offset,
@@ -332,9 +337,10 @@ def _offset_delete(call: Call) -> Steps[None]:
             index = partition.partition_index
             codes[index] = code
             key = OffsetKey(vhost.id, group.name, topic.name, index)
-            if code == NONE and ((topic.name, index) in offsets or coordinator.offsets.is_pending(key)):
+            exists = 0 <= index < partition_count  # it may have an offset that is not synced yet
+            if code == NONE and (exists or (topic.name, index) in offsets or coordinator.offsets.is_pending(key)):
                 changes.append((key, None))
-            elif code == NONE and not 0 <= index < partition_count:
+            elif code == NONE:
                 codes[index] = UNKNOWN_TOPIC_OR_PARTITION
     coordinator.offsets.change(changes, partial(_deleted, call, coordinator, entry, results))
 

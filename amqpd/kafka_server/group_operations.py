@@ -9,7 +9,8 @@ The coroutines run in tasks of the HTTP API.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from amqpd.broker.queue.log_opener import opened
@@ -64,8 +65,9 @@ class GroupOperations:
         self._check_loaded()
         if not 0 < len(name) <= NAME_MAX:
             raise PreconditionFailed(f"the name of a group has 1 to {NAME_MAX} characters")
-        self._check_unused(name, self._coordinator.find(vhost, name))
+        self._check_unused(vhost, name, self._coordinator.find(vhost, name))
         changes: list[OffsetChange] = []
+        queues: list[Queue] = []
         for index in partitions_of(vhost, topic) if partition is None else [partition]:
             queue = partition_queue(vhost, topic, index)
             if queue is None:
@@ -73,10 +75,11 @@ class GroupOperations:
             committed = self._coordinator.committed(vhost, OffsetKey(vhost.id, name, topic, index))
             before = None if committed is None else committed.offset
             changes.append(OffsetChange(topic, index, before, await self._offset(queue, before, kind, value)))
+            queues.append(queue)
         if not changes:
             raise NotFound(f"no topic '{topic}' with such a partition in vhost '{vhost.name}'")
         if not dry_run:
-            await self._commit(vhost, name, changes)
+            await self._commit(vhost, name, changes, queues)
         return changes
 
     async def delete(self, vhost: VHost, name: str) -> None:
@@ -85,10 +88,8 @@ class GroupOperations:
         entry = self._coordinator.find(vhost, name)
         if entry is None:
             raise NotFound(f"no Kafka group '{name}' in vhost '{vhost.name}'")
-        self._check_unused(name, entry)
-        keys = self._coordinator.offsets.keys_of(vhost.id, name)
-        self._coordinator.remove(entry)
-        await self._write([(key, None) for key in keys])
+        self._check_unused(vhost, name, entry)
+        await self._written(partial(self._coordinator.delete, entry))
 
     # -- checks
 
@@ -96,8 +97,9 @@ class GroupOperations:
         if self.listing.load_error():
             raise ResourceError("the committed offsets of Kafka's groups are not read yet")
 
-    @staticmethod
-    def _check_unused(name: str, entry: GroupEntry | None) -> None:
+    def _check_unused(self, vhost: VHost, name: str, entry: GroupEntry | None) -> None:
+        if self._coordinator.is_deleting(vhost, name):
+            raise PreconditionFailed(f"Kafka group '{name}' is being deleted")
         if entry is not None and not entry.group.is_unused:
             state = summary_of(entry).state
             raise PreconditionFailed(f"Kafka group '{name}' is in use (state {state}): stop its members first")
@@ -143,28 +145,31 @@ class GroupOperations:
             self._fetches.end_wait(store, waiter)
             cursor.close()
 
-    async def _commit(self, vhost: VHost, name: str, changes: Sequence[OffsetChange]) -> None:
-        """Commit as a consumer without a group would. Members may have joined while logs were opened."""
+    async def _commit(self, vhost: VHost, name: str, changes: Sequence[OffsetChange], queues: Sequence[Queue]) -> None:
+        """Commit as a consumer without a group would.
+
+        Members may have joined, and streams may have been deleted, while logs were opened.
+        """
         coordinator = self._coordinator
-        self._check_unused(name, coordinator.find(vhost, name))
+        self._check_unused(vhost, name, coordinator.find(vhost, name))
         written: list[tuple[OffsetKey, CommittedOffset | None]] = []
-        for each in changes:
-            queue = partition_queue(vhost, each.topic, each.partition)
-            if queue is None:
+        for each, queue in zip(changes, queues, strict=True):
+            if queue.deleted:
                 raise NotFound(f"topic '{each.topic}' was deleted")
             value = CommittedOffset(each.after, -1, "", coordinator.broker.timers.wall_ms(), bytes.fromhex(queue.id))
             written.append((OffsetKey(vhost.id, name, each.topic, each.partition), value))
         size_bytes = sum(value.size_bytes for _, value in written if value is not None)
-        entry = coordinator.find_or_add(vhost, name)
-        if entry is None or not coordinator.offsets.has_room(vhost.id, size_bytes):
+        size_bytes += coordinator.offsets.group_bytes(vhost.id, name)
+        if not coordinator.offsets.has_room(vhost.id, size_bytes):
             raise PreconditionFailed(f"vhost '{vhost.name}' has no room for more groups or committed offsets")
+        entry = coordinator.find_or_add(vhost, name)
         entry.group.idle_since_ms = coordinator.now_ms()
         try:
-            await self._write(written)
+            await self._written(partial(coordinator.offsets.change, written))
         finally:
             coordinator.changed(entry)
 
-    async def _write(self, changes: Sequence[tuple[OffsetKey, CommittedOffset | None]]) -> None:
+    async def _written(self, write: Callable[[Callable[[bool], None]], None]) -> None:
         """Write and sync. Raises: ResourceError."""
         written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
@@ -172,7 +177,7 @@ class GroupOperations:
             if not written.done():
                 written.set_result(safe)
 
-        self._coordinator.offsets.change(changes, done)
+        write(done)
         if not await written:
             raise ResourceError("the offsets of Kafka's groups cannot be written; the broker's log has the reason")
 

@@ -204,7 +204,7 @@ def _txn_offset_commit(call: Call) -> Steps[None]:
     vhost = call.session.vhost
     if group_offsets.is_too_large(call):
         return
-    results, offsets = yield from group_offsets.collect_offsets(call)
+    results, offsets = yield from group_offsets.collect_offsets(call, {})
     error = coordinator.error_for(request.transactional_id, call.session)
     error = error or groups.error_for(request.group_id, call.session)
     if not error:

@@ -21,13 +21,14 @@ from amqpd.kafka_server import committed_offsets, compacted_log
 from amqpd.kafka_server.committed_offsets import (
     CommittedOffset,
     CommittedOffsets,
+    NewOffset,
     OffsetKey,
     decode_key,
     decode_value,
     encode_key,
     encode_value,
 )
-from amqpd.kafka_server.compacted_log import RETRY_MS, LogHost, LogRecord
+from amqpd.kafka_server.compacted_log import RECORDS_AT_ONCE, RETRY_MS, LogHost, LogRecord
 from amqpd.kafka_server.share_states import CHECKED_PER_TURN, ShareStates, StoredState
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.storage import Storage
@@ -103,11 +104,14 @@ class Lab:
         self.soon: deque[Callable[[], object]] = deque()
         self.now = 0
         self.loads = 0
+        self.deleted: set[bytes] = set()  # ids of streams
         self.storage = Storage(path, post=self._post, inline=True, filesystem=disk)
         self.storage.commits.on_commit = lambda generation, failed: None
         turn: Any = Turn(self.storage)
         self.offsets = CommittedOffsets(
-            LogHost(self.storage, turn, self.soon.append, self.soon.append, lambda: self.now), self._loaded
+            LogHost(self.storage, turn, self.soon.append, self.soon.append, lambda: self.now),
+            self._loaded,
+            lambda offsets: [each for each in offsets if each[1].stream_id not in self.deleted],
         )
         self.offsets.load()
         self.run()
@@ -134,7 +138,8 @@ class Lab:
         return answers[0]
 
     def keys(self) -> list[OffsetKey]:
-        return [key for group in self.offsets.groups("v") for key in self.offsets.keys_of("v", group)]
+        groups = self.offsets.groups("v")
+        return [OffsetKey("v", group, *place) for group, offsets in groups.items() for place in offsets]
 
     def content(self) -> dict[str, int]:
         return {name: each[("t", 0)].offset for name, each in self.offsets.groups("v").items()}
@@ -200,6 +205,42 @@ def test_full_disk_refuses_commits_and_loses_nothing_that_was_answered(tmp_path:
     lab.storage.close(clean=False)
     lab = Lab(tmp_path)
     assert lab.content() == {"g": 4}
+    lab.storage.close(clean=True)
+
+
+@pytest.mark.parametrize("count", [1, 2, RECORDS_AT_ONCE, RECORDS_AT_ONCE + 1, 1000])
+def test_full_disk_refuses_commits_of_any_size(tmp_path: Path, count: int) -> None:
+    """Only the marker behind many records was asked about: they were answered as synced, and absent after a start."""
+    disk = Disk()
+    lab = Lab(tmp_path, disk)
+    assert lab.commit("g", 1)
+    answers: list[bool] = []
+    calls: list[int] = []
+    disk.refuses_writes = True
+    value = CommittedOffset(2, -1, "", 1, ID)
+    lab.offsets.change([(OffsetKey("v", "g", "t", number), value) for number in range(count)], answers.append)
+    lab.offsets.after_changes(lambda: calls.append(len(answers)))
+    lab.run()
+    assert (answers, calls, lab.content()) == ([False], [1], {"g": 1})
+    disk.refuses_writes = False
+    assert lab.commit("h", 3)
+    for _ in range(2):
+        assert (lab.content(), len(lab.keys())) == ({"g": 1, "h": 3}, 2)
+        lab.storage.close(clean=False)
+        lab = Lab(tmp_path)
+    lab.storage.close(clean=True)
+
+
+def test_full_disk_holds_up_nothing_that_waits_for_earlier_changes(tmp_path: Path) -> None:
+    disk = Disk()
+    lab = Lab(tmp_path, disk)
+    answers: list[str] = []
+    disk.refuses_writes = True
+    lab.offsets.change(pending(1, 0, 1), lambda safe: answers.append(f"changed {safe}"))
+    lab.offsets.after_changes(lambda: answers.append("called"))
+    lab.run()
+    assert answers == ["changed False", "called"]
+    disk.refuses_writes = False
     lab.storage.close(clean=True)
 
 
@@ -306,7 +347,14 @@ def test_memory_of_a_vhost_is_limited(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     assert lab.commit("g", 1)
     assert not lab.offsets.has_room("v", committed_offsets.VHOST_BYTES_MAX)
-    assert lab.offsets.has_room("v", committed_offsets.VHOST_BYTES_MAX - committed_offsets.ENTRY_BYTES)
+    size_bytes = committed_offsets.GROUP_BYTES + committed_offsets.ENTRY_BYTES
+    assert lab.offsets.has_room("v", committed_offsets.VHOST_BYTES_MAX - size_bytes)
+    assert not lab.offsets.has_room("v", committed_offsets.VHOST_BYTES_MAX - size_bytes + 1)
+    assert lab.commit("g", 2, "u")
+    size_bytes += committed_offsets.ENTRY_BYTES
+    assert lab.offsets.has_room("v", committed_offsets.VHOST_BYTES_MAX - size_bytes)
+    assert not lab.offsets.has_room("v", committed_offsets.VHOST_BYTES_MAX - size_bytes + 1)
+    assert (lab.offsets.group_bytes("v", "g"), lab.offsets.group_bytes("v", "h")) == (0, committed_offsets.GROUP_BYTES)
     lab.storage.close(clean=True)
 
 
@@ -363,7 +411,8 @@ def test_pending_offsets_survive_a_restart_and_end_with_their_transaction(
     assert lab.offsets.pending_producers() == [("v", "g", 8)]
     assert complete(lab, 8, False)
     assert not lab.offsets.is_pending(OffsetKey("v", "g", "t", 0))
-    assert lab.offsets.has_room("v", committed_offsets.VHOST_BYTES_MAX - committed_offsets.ENTRY_BYTES)
+    size_bytes = committed_offsets.GROUP_BYTES + committed_offsets.ENTRY_BYTES
+    assert lab.offsets.has_room("v", committed_offsets.VHOST_BYTES_MAX - size_bytes)
     lab.storage.close(clean=True)
 
 
@@ -389,7 +438,7 @@ def test_offsets_of_a_removed_group_are_removed_from_transactions(tmp_path: Path
     lab = Lab(tmp_path)
     assert lab.commit("g", 1) and add_pending(lab, 7, 2) and add_pending(lab, 8, 3, "u")
     answers: list[bool] = []
-    lab.offsets.change([(key, None) for key in lab.offsets.keys_of("v", "g")], answers.append)
+    lab.offsets.remove_group("v", "g", answers.append)
     if not ends_meanwhile:
         lab.run()
     assert complete(lab, 7, True)
@@ -398,6 +447,118 @@ def test_offsets_of_a_removed_group_are_removed_from_transactions(tmp_path: Path
     lab.storage.close(clean=False)
     lab = Lab(tmp_path)
     assert (lab.content(), lab.offsets.pending_producers()) == ({}, [])
+    lab.storage.close(clean=True)
+
+
+def pending(offset: int, *partitions: int) -> list[NewOffset]:
+    return [(OffsetKey("v", "g", "t", each), CommittedOffset(offset, -1, "", 1, ID)) for each in partitions or (0,)]
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_removed_group_stays_away_if_its_transaction_commits_meanwhile(tmp_path: Path, before: int) -> None:
+    """The offset of the transaction is not synced when both are asked for, as with requests sent without waiting."""
+    lab = Lab(tmp_path)
+    if before:
+        assert lab.commit("g", 1)
+    answers: list[str] = []
+    lab.offsets.add_pending(7, pending(2), lambda safe: answers.append(f"added {safe}"))
+    lab.offsets.complete("v", "g", 7, True, lambda safe: answers.append(f"completed {safe}"))
+    lab.offsets.remove_group("v", "g", lambda safe: answers.append(f"removed {safe}"))
+    lab.run()
+    assert answers == ["added True", "completed True", "removed True"]
+    for _ in range(2):
+        assert (lab.content(), lab.offsets.pending_producers()) == ({}, [])
+        lab.storage.close(clean=False)
+        lab = Lab(tmp_path)
+    lab.storage.close(clean=True)
+
+
+def test_a_removed_offset_stays_away_if_its_transaction_commits_meanwhile(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    answers: list[bool] = []
+    lab.offsets.add_pending(7, pending(2), answers.append)
+    lab.offsets.complete("v", "g", 7, True, answers.append)
+    lab.offsets.change([(OffsetKey("v", "g", "t", 0), None)], answers.append)
+    lab.run()
+    assert answers == [True] * 3
+    for _ in range(2):
+        assert (lab.content(), lab.offsets.pending_producers()) == ({}, [])
+        lab.storage.close(clean=False)
+        lab = Lab(tmp_path)
+    lab.storage.close(clean=True)
+
+
+def test_a_removal_that_is_refused_after_a_transaction_has_ended_changes_nothing(tmp_path: Path) -> None:
+    """A removal of many offsets is written later than the commit that came before it."""
+    disk = Disk()
+    lab = Lab(tmp_path, disk)
+    partitions = range(committed_offsets.REMOVALS_PER_TURN + 1)
+    assert lab.commit("g", 1) and add_pending(lab, 7, 2)
+    answers: list[bool] = []
+    lab.offsets.complete("v", "g", 7, True, answers.append)
+    lab.offsets.change([(OffsetKey("v", "g", "t", each), None) for each in partitions], answers.append)
+    lab.storage.commits.end_of_turn()
+    while not answers:  # only the commit of the transaction is written
+        lab.soon.popleft()()
+    disk.refuses_writes = True
+    lab.run()
+    disk.refuses_writes = False
+    assert answers == [True, False]
+    assert (lab.content(), lab.offsets.pending_producers()) == ({"g": 2}, [])
+    lab.storage.close(clean=True)
+
+
+def test_offsets_of_a_deleted_stream_do_not_replace_those_of_a_new_one(tmp_path: Path) -> None:
+    """As in Kafka, where a deleted topic takes its pending offsets with it."""
+    lab = Lab(tmp_path)
+    new, key = bytes(16), OffsetKey("v", "g", "t", 0)
+    assert add_pending(lab, 7, 100) and add_pending(lab, 7, 5, "other")
+    lab.deleted.add(ID)
+    answers: list[bool] = []
+    lab.offsets.change([(key, CommittedOffset(3, -1, "", 1, new))], answers.append)
+    lab.run()
+    assert not lab.offsets.is_pending(key, new) and lab.offsets.is_pending(key, ID)
+    assert complete(lab, 7, True)
+    for _ in range(2):
+        assert (lab.content(), lab.keys(), lab.offsets.pending_producers()) == ({"g": 3}, [key], [])
+        lab.storage.close(clean=False)
+        lab = Lab(tmp_path)
+    lab.storage.close(clean=True)
+
+
+def test_a_large_group_is_removed_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of 100,000 offsets held the loop for 0.4 s."""
+    lab = Lab(tmp_path)
+    at_once = committed_offsets.REMOVALS_PER_TURN
+    lab.offsets.change(pending(1, *range(3 * at_once)), lambda _safe: None)
+    lab.offsets.add_pending(7, pending(2, *range(at_once, 4 * at_once)), lambda _safe: None)
+    written: list[int] = []
+    append = lab.offsets.append
+
+    def counted(count: int, records: Iterable[LogRecord], done: Callable[[bool], None]) -> None:
+        written.append(count)
+        append(count, records, done)
+
+    monkeypatch.setattr(lab.offsets, "append", counted)
+    answers: list[bool] = []
+    lab.offsets.remove_group("v", "g", answers.append)
+    lab.run()
+    assert answers == [True]
+    assert max(written) <= 2 * at_once and sum(written) >= 6 * at_once
+    assert not lab.offsets.has_group("v", "g") and lab.offsets.has_room("v", committed_offsets.VHOST_BYTES_MAX)
+    lab.storage.close(clean=True)
+
+
+def test_a_group_that_cannot_be_removed_is_answered(tmp_path: Path) -> None:
+    disk = Disk()
+    lab = Lab(tmp_path, disk)
+    assert lab.commit("g", 1)
+    disk.refuses_writes = True
+    answers: list[bool] = []
+    lab.offsets.remove_group("v", "g", answers.append)
+    lab.run()
+    assert (answers, lab.content()) == ([False], {"g": 1})
+    disk.refuses_writes = False
     lab.storage.close(clean=True)
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
+import time
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import pika
 import pytest
+from consumer_group_client import GroupMember
 from kafka.protocol.admin import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
 from kafka.protocol.consumer import (
     HeartbeatRequest,
@@ -29,9 +32,11 @@ from kafka_socket import KafkaSocket, build
 
 from amqpd.broker.session import Session
 from amqpd.broker.vhost.declare import delete_queue
-from amqpd.kafka_server import pace, topics
-from amqpd.kafka_server.committed_offsets import CommittedOffset, OffsetKey
-from amqpd.kafka_server.coordinator import OFFSETS_KEPT_MS, GroupCoordinator, GroupEntry
+from amqpd.broker.vhost.vhost import VHost
+from amqpd.errors import NotFound
+from amqpd.kafka_server import committed_offsets, pace, topics
+from amqpd.kafka_server.committed_offsets import ENTRY_BYTES, GROUP_BYTES, CommittedOffset, CommittedOffsets, OffsetKey
+from amqpd.kafka_server.coordinator import OFFSETS_KEPT_MS, SWEEP_STEPS, GroupCoordinator, GroupEntry
 from amqpd.kafka_server.groups import JoinRequest
 from amqpd.kafka_server.server import KafkaFrontEnd
 from amqpd.testing import BrokerFixture, BrokerProcess, BrokerThread, embedded
@@ -457,13 +462,13 @@ def test_offsets_need_read_permission_on_the_topic(tmp_path: Path) -> None:
 def test_group_listed_while_its_removal_is_written_does_not_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remove, groups = GroupCoordinator.remove, []
+    delete, groups = GroupCoordinator.delete, []
 
-    def listed_meanwhile(coordinator: GroupCoordinator, entry: GroupEntry) -> None:
-        remove(coordinator, entry)
+    def listed_meanwhile(coordinator: GroupCoordinator, entry: GroupEntry, done: Callable[[bool], None]) -> None:
+        delete(coordinator, entry, done)
         groups.extend(each.group.name for each in coordinator.entries(coordinator.broker.vhosts["/"]))
 
-    monkeypatch.setattr(GroupCoordinator, "remove", listed_meanwhile)
+    monkeypatch.setattr(GroupCoordinator, "delete", listed_meanwhile)
     with BrokerThread(tmp_path, settings={"kafka.port": 0}) as broker:
         declare(broker, "t")
         with Client(broker) as client:
@@ -476,18 +481,18 @@ def test_group_listed_while_its_removal_is_written_does_not_stay(
 def test_a_commit_between_the_steps_of_a_deletion_is_not_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remove = GroupCoordinator.remove
+    delete = GroupCoordinator.delete
 
     def commit(coordinator: GroupCoordinator) -> None:
         vhost = coordinator.broker.vhosts["/"]
         value = CommittedOffset(7, -1, "", 1, bytes.fromhex(vhost.queues["t"].id))
         coordinator.offsets.change([(OffsetKey(vhost.id, "g", "t", 0), value)], lambda _: None)
 
-    def commit_in_the_next_turn(coordinator: GroupCoordinator, entry: GroupEntry) -> None:
-        remove(coordinator, entry)
+    def commit_in_the_next_turn(coordinator: GroupCoordinator, entry: GroupEntry, done: Callable[[bool], None]) -> None:
+        delete(coordinator, entry, done)
         coordinator.broker.loop.call_soon(commit, coordinator)
 
-    monkeypatch.setattr(GroupCoordinator, "remove", commit_in_the_next_turn)
+    monkeypatch.setattr(GroupCoordinator, "delete", commit_in_the_next_turn)
     with BrokerThread(tmp_path, settings={"kafka.port": 0}) as broker:
         declare(broker, "t")
         with Client(broker) as client:
@@ -497,6 +502,139 @@ def test_a_commit_between_the_steps_of_a_deletion_is_not_deleted(
             answer = client.ask(DeleteGroupsRequest, 2, groups_names=names)
             assert [each.error_code for each in answer.results] == [0] + [69] * 20
             assert client.fetch("g", "t") == (7, "")
+
+
+def test_requests_about_a_group_that_is_being_deleted_are_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove_group = CommittedOffsets.remove_group
+    held: list[Callable[[], object]] = []
+
+    def hold(*arguments: Any) -> None:
+        held.append(partial(asyncio.get_running_loop().call_soon_threadsafe, remove_group, *arguments))
+
+    with BrokerThread(tmp_path, settings={"kafka.port": 0}) as broker:
+        declare(broker, "t")
+        with Client(broker) as client:
+            client.fetch("g", "t")
+            assert client.commit("g", "t", 4) == 0
+            with Client(broker) as other:
+                monkeypatch.setattr(CommittedOffsets, "remove_group", hold)
+                other.send(DeleteGroupsRequest, 2, groups_names=["g"])
+                while not held:
+                    time.sleep(0.001)
+                assert client.commit("g", "t", 5) == 15
+                assert client.join("g").error_code == 15
+                assert client.ask(DeleteGroupsRequest, 2, groups_names=["g"]).results[0].error_code == 15
+                held[0]()
+                assert other.receive(DeleteGroupsRequest, 2).results[0].error_code == 0
+            assert client.fetch("g", "t") == (-1, "")
+            assert client.commit("g", "t", 6) == 0
+            assert client.fetch("g", "t") == (6, "")
+
+
+@pytest.mark.parametrize("kind", [DeleteGroupsRequest, OffsetDeleteRequest])
+def test_a_commit_that_is_not_synced_is_deleted_by_the_next_request(client: Client, group: str, kind: Any) -> None:
+    """A client may send a commit and the removal without waiting for the first answer."""
+    partition = {"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}
+    committed = {"group_id": group, "topics": [{"name": "t", "partitions": [partition]}]}
+    fields: dict[str, Any] = {"groups_names": [group]}
+    if kind is OffsetDeleteRequest:
+        fields = {"group_id": group, "topics": [{"name": "t", "partitions": [{"partition_index": 0}]}]}
+    version = 2 if kind is DeleteGroupsRequest else 0
+    client.send(OffsetCommitRequest, 7, generation_id_or_member_epoch=-1, member_id="", **committed)
+    client.send(kind, version, **fields)
+    assert client.receive(OffsetCommitRequest, 7).topics[0].partitions[0].error_code == 0
+    answer = client.receive(kind, version)
+    assert (answer.results[0] if kind is DeleteGroupsRequest else answer).error_code == 0
+    assert client.fetch(group, "t") == (-1, "")
+    assert group not in listed(client)
+
+
+def test_only_groups_with_members_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets of groups without members are kept for a week, and must not keep others out."""
+    monkeypatch.setattr("amqpd.kafka_server.coordinator.GROUPS_MAX", 1)
+    with BrokerThread(tmp_path, settings={"kafka.port": 0}) as limited:
+        declare(limited, "t")
+        with Client(limited) as client:
+            client.fetch("a", "t")
+            assert [client.commit(name, "t", 1) for name in "abc"] == [0, 0, 0]
+            first = client.member("a")
+            assert client.join("a").error_code == 79, "a second member of the same group"
+            assert client.join("b").error_code == client.join("new").error_code == 44
+            member = GroupMember(client.socket, "c")
+            assert member.join("t") == 44
+            assert client.commit("d", "t", 1) == 0
+            client.ask(LeaveGroupRequest, 1, group_id="a", member_id=first.member_id)
+            assert client.join("b").error_code == 44, "one member of the first group has its id and may still join"
+
+
+def test_a_full_vhost_refuses_new_offsets_and_replaces_known_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committed_offsets, "VHOST_BYTES_MAX", GROUP_BYTES + ENTRY_BYTES)
+    with BrokerThread(tmp_path, settings={"kafka.port": 0}) as broker:
+        declare(broker, "t")
+        declare(broker, "u")
+        with Client(broker) as client:
+            client.fetch("g", "t")
+            assert [client.commit("g", "t", number) for number in (1, 2, 3)] == [0, 0, 0]
+            assert client.commit("g", "u", 1) == client.commit("h", "t", 1) == 28
+            assert client.commit("g", "t", 4, metadata="longer") == 28
+            assert client.fetch("g", "t") == (3, "")
+            assert client.ask(DeleteGroupsRequest, 2, groups_names=["g"]).results[0].error_code == 0
+            assert client.commit("h", "t", 1) == 0
+
+
+async def test_a_group_with_many_offsets_is_swept_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with embedded(tmp_path, settings=SETTINGS) as server:
+        (front_end,) = [each for each in server.front_ends if isinstance(each, KafkaFrontEnd)]
+        coordinator = front_end.server.coordinator
+        vhost = server.broker.vhosts["/"]
+        while coordinator.load_error():  # noqa: ASYNC110  # it is told to no one
+            await asyncio.sleep(0)
+        done = asyncio.get_running_loop().create_future()
+        value = CommittedOffset(5, -1, "", 1, bytes(16))
+        places = [OffsetKey(vhost.id, "g", "gone", number) for number in range(3 * SWEEP_STEPS)]
+        coordinator.offsets.change([(key, value) for key in places], done.set_result)
+        assert await done
+        looked_at: list[int] = [0]
+        committed = coordinator.committed
+
+        def counted(vhost: VHost, key: OffsetKey) -> CommittedOffset | None:
+            looked_at[-1] += 1
+            return committed(vhost, key)
+
+        monkeypatch.setattr(coordinator, "committed", counted)
+        coordinator._sweep_now()
+        while coordinator.offsets.has_group(vhost.id, "g"):
+            looked_at.append(0)
+            await asyncio.sleep(0)
+        assert max(looked_at) <= SWEEP_STEPS and sum(looked_at) >= 3 * SWEEP_STEPS
+
+
+async def test_a_reset_has_no_offset_for_a_topic_that_is_made_again_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The offset was found in the log of the old one."""
+    async with embedded(tmp_path, settings=SETTINGS) as server:
+        (front_end,) = [each for each in server.front_ends if isinstance(each, KafkaFrontEnd)]
+        operations, coordinator = front_end.server.operations, front_end.server.coordinator
+        vhost = server.broker.vhosts["/"]
+        (port,) = {each.port for each in server.listeners if each.protocol == "amqp"}
+        await asyncio.to_thread(declare_at, port, "t", {"x-queue-type": "stream"})
+        while coordinator.load_error():  # noqa: ASYNC110  # it is told to no one
+            await asyncio.sleep(0)
+
+        async def replaced(*_: object) -> int:
+            delete_queue(vhost, vhost.queues["t"])
+            await asyncio.to_thread(declare_at, port, "t", {"x-queue-type": "stream"})
+            return 7
+
+        monkeypatch.setattr(operations, "_offset", replaced)
+        with pytest.raises(NotFound):
+            await operations.reset(vhost, "g", "t", None, "latest", 0, False)
+        assert coordinator.find(vhost, "g") is None
 
 
 def test_a_commit_has_no_offset_for_a_topic_that_is_deleted_between_its_steps(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import struct
 import uuid
@@ -17,8 +18,9 @@ from kafka.protocol.admin import (
     DescribeTransactionsRequest,
     ListTransactionsRequest,
 )
-from kafka.protocol.consumer import JoinGroupRequest, OffsetDeleteRequest
-from kafka_socket import KafkaSocket
+from kafka.protocol.consumer import JoinGroupRequest, OffsetCommitRequest, OffsetDeleteRequest
+from kafka.protocol.producer import EndTxnRequest, TxnOffsetCommitRequest
+from kafka_socket import KafkaSocket, build
 from transaction_client import TransactionClient, new_topic
 
 from amqpd.testing import BrokerProcess
@@ -237,6 +239,88 @@ def test_a_deleted_group_is_not_brought_back_by_a_transaction(
     assert client.end(True) == 0
     assert client.offset_of(group, topic, stable=True) == (-1, 0)
     assert client.request(DeleteGroupsRequest, 2, groups_names=[group]).results[0].error_code == 69
+
+
+def test_offset_of_a_transaction_for_a_deleted_topic_is_not_that_of_a_new_one(
+    client: TransactionClient, topic: str, kafka_broker: BrokerProcess
+) -> None:
+    """As in Kafka, which removes pending offsets with their topic."""
+    group = f"g-{uuid.uuid4().hex}"
+    assert client.init() == 0
+    assert client.add_offsets(group) == 0
+    assert client.commit_offset(group, topic, 100) == 0
+    with pika.BlockingConnection(pika.URLParameters(kafka_broker.url)) as connection:
+        connection.channel().queue_delete(topic)
+        connection.channel().queue_declare(topic, durable=True, arguments={"x-queue-type": "stream"})
+    assert client.offset_of(group, topic, stable=True) == (-1, 0)
+    partition = {"partition_index": 0, "committed_offset": 3, "committed_metadata": ""}
+    answer = client.request(
+        OffsetCommitRequest,
+        7,
+        group_id=group,
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        topics=[{"name": topic, "partitions": [partition]}],
+    )
+    assert answer.topics[0].partitions[0].error_code == 0
+    assert client.end(True) == 0
+    assert client.offset_of(group, topic, stable=True) == (3, 0)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["commit", "end", "delete"])), ids="-".join)
+@pytest.mark.parametrize("has_offset", [True, False])
+@pytest.mark.parametrize("connections", [1, 2])
+def test_requests_without_waiting_bring_no_deleted_group_back(
+    client: TransactionClient,
+    topic: str,
+    kafka_address: str,
+    order: tuple[str, ...],
+    has_offset: bool,
+    connections: int,
+) -> None:
+    """A commit in a transaction, its end, and the deletion of the group, each sent without waiting for answers."""
+    group = f"g-{uuid.uuid4().hex}"
+    for _ in range(2 if has_offset else 1):
+        assert client.init() == 0
+        assert client.add_offsets(group) == 0
+        if has_offset and client.producer[1] == 0:
+            assert client.commit_offset(group, topic, 4) == 0
+            assert client.end(True) == 0
+    partition = {"partition_index": 0, "committed_offset": 5, "committed_leader_epoch": -1, "committed_metadata": ""}
+    identity = {
+        "transactional_id": client.name,
+        "producer_id": client.producer[0],
+        "producer_epoch": client.producer[1],
+    }
+    fields: dict[str, tuple[Any, int, dict[str, Any]]] = {
+        "commit": (
+            TxnOffsetCommitRequest,
+            3,
+            {"group_id": group, "topics": [{"name": topic, "partitions": [partition]}], **identity},
+        ),
+        "end": (EndTxnRequest, 3, {"committed": True, **identity}),
+        "delete": (DeleteGroupsRequest, 2, {"groups_names": [group]}),
+    }
+    with KafkaSocket(kafka_address) as second:
+        sockets = {name: second if connections == 2 and name == "delete" else client for name in order}
+        for name in order:
+            kind, version, values = fields[name]
+            sockets[name].send(build(kind, values, version), version)
+        answers = {}
+        for name in order:
+            kind, version, _ = fields[name]
+            answers[name] = sockets[name].decode(kind(version=version), version, sockets[name].receive())
+    committed = answers["commit"].topics[0].partitions[0].error_code
+    deleted = answers["delete"].results[0].error_code
+    assert (answers["end"].error_code, committed in (0, 15, 48), deleted in (0, 69)) == (0, True, True)
+    found, error = client.offset_of(group, topic, stable=True)
+    assert error == 0
+    if connections == 1:
+        is_late = committed == 0 and order.index("commit") > order.index("delete")
+        assert found == (5 if is_late else -1)
+        assert deleted == 0 or not has_offset
+    else:
+        assert found in ((-1, 5) if deleted == 0 or not has_offset else (5,))
 
 
 def test_a_deleted_offset_is_not_brought_back_by_a_transaction(client: TransactionClient, topic: str) -> None:
