@@ -80,7 +80,9 @@ class ShareStreams:
         The log is open.
         """
         key = OffsetKey(vhost.id, group, partition.topic.name, partition.number)
-        if key not in self._streams and self.states.find(vhost, *key[1:]) is None:
+        known = self._streams.get(key)  # maybe a deleted stream of this name, which a member has not left yet
+        is_known = known is not None and known.queue is partition.queue
+        if not is_known and self.states.find(vhost, *key[1:]) is None:
             stream = ShareStream(self, key, vhost, partition.queue)
             if stream.is_writing:  # until the begin is written
                 self._streams[key] = stream

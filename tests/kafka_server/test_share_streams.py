@@ -236,6 +236,23 @@ def test_a_member_that_joins_begins_its_group_at_that_time(tmp_path: Path) -> No
             assert [each.value for each in member.take(1)] == [b"after"]
 
 
+def test_a_member_that_joins_begins_with_a_new_stream_while_another_still_uses_the_deleted_one(tmp_path: Path) -> None:
+    settings = SETTINGS | {"kafka.share_auto_offset_reset": "latest"}
+    with BrokerProcess(tmp_path, settings=settings) as broker:
+        name = stream(broker, b"before")
+        with ShareMember(address_of(broker), "g", name) as old:
+            assert old.heartbeat(0, [name])[0] == 0
+            publish(broker, name, b"old")
+            assert [each.value for each in old.take(1)] == [b"old"]
+            with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+                connection.channel().queue_delete(name)
+            publish(broker, name, b"before")
+            with ShareMember(address_of(broker), "g", name) as new:
+                assert new.heartbeat(0, [name])[0] == 0
+                publish(broker, name, b"after", b"last")
+                assert new.take(1)[0].value == b"after"
+
+
 # -- offsets and descriptions
 
 
