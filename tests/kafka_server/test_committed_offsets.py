@@ -527,7 +527,7 @@ def test_offsets_of_a_deleted_stream_do_not_replace_those_of_a_new_one(tmp_path:
 
 
 def test_a_large_group_is_removed_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group of 100,000 offsets held the loop for 0.4 s."""
+    """A group of 100,000 offsets held the loop for 0.3 s."""
     lab = Lab(tmp_path)
     at_once = committed_offsets.REMOVALS_PER_TURN
     lab.offsets.change(pending(1, *range(3 * at_once)), lambda _safe: None)
