@@ -28,6 +28,7 @@ class Twin:
         self.level_max = arguments.get("x_max_priority", 0)
         self.overflow = arguments.get("x_overflow", "drop-head")
         self.limit = arguments.get("x_delivery_limit")
+        self.keeps_all = arguments.get("x_queue_type") == "quorum"
         self.ready: list[list] = []
         self.unacked: list[list] = []
         self.dead: list[tuple[bytes, str]] = []
@@ -63,7 +64,7 @@ class Twin:
             self.add(message)
 
     def kill(self) -> None:
-        self.ready = sorted(message for message in self.ready + self.unacked if message[3])
+        self.ready = sorted(message for message in self.ready + self.unacked if message[3] or self.keeps_all)
         self.unacked = []
         self.drop_head()
 

@@ -1,4 +1,4 @@
-"""Declaration of queues: the vhost's default queue type; exclusive queues of a connection."""
+"""Queues of a vhost: the default type, what a quorum queue stores, exclusive queues of a connection."""
 
 from __future__ import annotations
 
@@ -40,6 +40,35 @@ class TestDefaultQueueType:
 
     def test_older_queue_keeps_its_type(self, room) -> None:
         assert room.queue("before").kind == "classic"
+
+
+class TestQuorumKeepsTransientMessages:
+    """rabbit: a quorum queue stores every message, whatever its delivery mode."""
+
+    @pytest.mark.parametrize(
+        "arguments", [{}, {"x_group_by": "routing_key"}, {"x_max_length": 5}, {"x_retain": 60_000}], ids=str
+    )
+    def test_transient_message_survives_restart(self, room, arguments) -> None:
+        room.queue("q", x_queue_type="quorum", **arguments)
+        room.publish("q", b"1", persistent=False)
+        room.restart()
+        queue = room.vhost.queues["q"]
+        queue.prepare()
+        assert queue.ready_count == 1
+
+    def test_default_type_counts_too(self, room) -> None:
+        room.vhost.default_queue_type = "quorum"
+        assert room.queue("q").keeps_all
+
+    def test_copy_in_a_classic_queue_stays_transient(self, room) -> None:
+        room.exchange("x", "fanout")
+        for name, kind in (("a", "quorum"), ("b", "classic")):
+            room.bind("x", room.queue(name, x_queue_type=kind))
+        room.publish("k", b"1", exchange="x", persistent=False)
+        room.restart()
+        for name, count in (("a", 1), ("b", 0)):
+            room.vhost.queues[name].prepare()
+            assert room.vhost.queues[name].ready_count == count
 
 
 def test_exclusive_queues_are_found_by_connection(room) -> None:

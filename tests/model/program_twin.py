@@ -31,6 +31,11 @@ NUMBERS = ("x-producer-id", "x-producer-epoch", "x-sequence")
 RELEASED = "x-delayed-redelivered"
 
 
+def is_kept(queue: TwinQueue, message: TwinMessage) -> bool:
+    """Return whether a durable queue has the message after a restart."""
+    return message.persistent or queue.kind != "classic"
+
+
 class Twin(TwinRouting):
     """The state of the twin.
 
@@ -158,7 +163,7 @@ class Twin(TwinRouting):
         for message, result in sent:
             for name in result.queues:
                 queue = self.queues[name]
-                queue.in_transaction |= queue.durable and (message.persistent or queue.kind == "stream")
+                queue.in_transaction |= queue.durable and is_kept(queue, message)
         taken = [self.offer_all(result, message) for message, result in sent]
         return all(taken)
 
@@ -473,12 +478,12 @@ class Twin(TwinRouting):
         for queue in self.queues.values():
             queue.consumers.clear()
             messages = queue.ready + [each.message for each in queue.waiting]
-            queue.lost += [each for each in messages if not each.persistent]
-            queue.ready = [each for each in queue.ready if each.persistent or queue.kind == "stream"]
+            queue.lost += [each for each in messages if not is_kept(queue, each)]
+            queue.ready = [each for each in queue.ready if is_kept(queue, each)]
             queue.reads_from_log = bool(queue.ready)
-            queue.lost += [each for each in queue.settled if not each.persistent]
-            queue.settled = [each for each in queue.settled if each.persistent]
-            queue.waiting = [each for each in queue.waiting if each.message.persistent]
+            queue.lost += [each for each in queue.settled if not is_kept(queue, each)]
+            queue.settled = [each for each in queue.settled if is_kept(queue, each)]
+            queue.waiting = [each for each in queue.waiting if is_kept(queue, each.message)]
             if queue.group_by:
                 queue.ready += [each.message for each in queue.waiting]
                 queue.waiting.clear()

@@ -44,6 +44,7 @@ from amqpd.broker.queue.ready_order import ReadyOrder
 from amqpd.broker.queue.services import QueueServices
 from amqpd.broker.queue.store import QueueStore
 from amqpd.broker.queue.stream import StreamOrder
+from amqpd.broker.queue.types import kind_of
 from amqpd.protocol.field_table import Int64
 from amqpd.protocol.properties import scan_properties, with_headers
 from amqpd.storage.local_log import LocalLog
@@ -142,9 +143,9 @@ class Queue(QueueBase):
         self.exclusive_owner = exclusive_owner
         self.arguments = arguments
         self.logged = store is not None
-        self.keeps_all = rules.stream or (store is not None and not store.local)
+        self.keeps_all = kind_of(arguments).durable_only or (store is not None and not store.local)
         self.round_robin.set_restrictions(rules.single_active, False)
-        self.backing = QueueStore(store)
+        self.backing = QueueStore(store, self.keeps_all)
         if rules.stream:
             self.order: ReadyOrder = StreamOrder(self.backing, host)
         elif rules.level_max >= 0:
@@ -317,10 +318,7 @@ class Queue(QueueBase):
             return False
         if self.rules.stream:
             self.published_count += 1
-            persistent = message.persistent
-            message.persistent = True  # rabbit: a stream stores transient messages, too
             offset = self.backing.append(message)
-            message.persistent = persistent  # other queues get the same message
             return offset >= 0 and self.order.add(self, message, offset)
         kept = self.rules.retains and self.logged
         accepted = enqueue_retained(self, self.backing, self.order, message) if kept else self._enqueue_plain(message)

@@ -31,6 +31,7 @@ class QueueStore:
 
     Attributes:
         store: the log, or None.
+        keeps_all: the log stores transient messages as persistent ones.
         spilled: the log is a temporary one.
         compacts: the log keeps the last message of each routing key, and a tombstone removes the key (config.py).
         in_transaction: between `begin_transaction` and `end_transaction`.
@@ -39,8 +40,9 @@ class QueueStore:
         numbered: the message being enqueued has a producer id and a sequence number.
     """
 
-    def __init__(self, store: QueueLog | None) -> None:
+    def __init__(self, store: QueueLog | None, keeps_all: bool) -> None:
         self.store = store
+        self.keeps_all = keeps_all
         self.spilled = False
         self.compacts = False
         self.in_transaction = False
@@ -60,6 +62,7 @@ class QueueStore:
         if store.failed:
             return -1
         route = message.envelope.record_route()
+        persistent = message.persistent or self.keeps_all
         if message.body_size == message.frame_payload_max:
             content = message.content
             header_size = message.header_size
@@ -67,19 +70,17 @@ class QueueStore:
                 if self.compacts and is_tombstone(message):
                     offset = store.append_tombstone(route, message.properties())
                 else:
-                    offset = store.append(route, content, 19, header_size - 1, 0, 0, message.persistent)
+                    offset = store.append(route, content, 19, header_size - 1, 0, 0, persistent)
             else:
                 offset = store.append(
-                    route, content, 19, header_size - 1, header_size + 7, len(content) - 1, message.persistent
+                    route, content, 19, header_size - 1, header_size + 7, len(content) - 1, persistent
                 )
         elif message.parts is not None and message.body_size > LARGE_BODY_BYTES:
-            offset = store.append_large(
-                route, message.properties(), message.parts, message.body_size, message.persistent
-            )
+            offset = store.append_large(route, message.properties(), message.parts, message.body_size, persistent)
         else:
             source = message.unframed()
             end = len(source) - message.body_size
-            offset = store.append(route, source, 0, end, end, len(source), message.persistent)
+            offset = store.append(route, source, 0, end, end, len(source), persistent)
         self.next_offset = offset + 1
         return offset
 

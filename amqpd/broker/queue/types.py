@@ -15,7 +15,7 @@ class QueueType(NamedTuple):
 
     Attributes:
         module: the name that RabbitMQ's error texts use.
-        durable_only: the queue cannot be transient, exclusive or auto-delete.
+        durable_only: the queue cannot be transient, exclusive or auto-delete, and its log keeps transient messages.
         counts_shown: deliveries have the header x-delivery-count.
         global_qos: a consumer can use the prefetch limit of the whole channel.
         stream: messages are never taken: basic.get, automatic acks, reject, nack and purge are refused.

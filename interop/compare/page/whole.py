@@ -27,7 +27,7 @@ work, in a matrix.
 The main differences: amqpd is one node with its own disk, or [several over an Apache Kafka](cluster.md), which this
 page does not cover. It speaks AMQP 0-9-1 only: no AMQP 1.0, MQTT, STOMP or stream protocol. It has no federation, no
 shovel, and no logins by LDAP or OAuth 2. If you need one of these, stay with RabbitMQ. [Streams](streams.md) are
-those of AMQP; `x-queue-type: quorum` is a durable queue with delivery limits.
+those of AMQP; `x-queue-type: quorum` is a durable queue with delivery limits, which keeps transient messages, too.
 
 """
 TAIL: Final = """
