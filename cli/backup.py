@@ -34,10 +34,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from amqpd import __version__
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import OPERATIONS, Command, Context
 from amqpd.cli.errors import DATA, UNAVAILABLE, Failure
 
-GROUP: Final = "Operations"
 FORMAT: Final = 1
 MANIFEST: Final = "backup.json"
 FOLDER: Final = ".backup"
@@ -342,14 +341,21 @@ def _sync_directory(path: Path) -> None:
 
 COMMANDS: Final = (
     Command(
-        "backup", GROUP, "Makes a backup of a running broker, without a pause", backup, "<directory>", 1, 1,
+        OPERATIONS,
+        backup,
+        "Makes a backup of a running broker, without a pause",
+        "<directory>",
         (("<directory>", "directory of the backups; a later one has links to unchanged files"),),
-        examples=(("backup /backups/amqpd", "creates /backups/amqpd/2026-11-23T03-45-00Z"),), needs_app=False,
+        examples=(("backup /backups/amqpd", "creates /backups/amqpd/2026-11-23T03-45-00Z"),),
+        needs_app=False,
     ),
     Command(
-        "restore", GROUP, "Makes a data directory from a backup", restore, "<backup>", 1, 1,
+        OPERATIONS,
+        restore,
+        "Makes a data directory from a backup",
+        "<backup>",
         (("<backup>", "a directory that backup made"),),
         examples=(("restore /backups/amqpd/2026-11-23T03-45-00Z", "into --data-dir, which must be empty"),),
         needs_app=False,
     ),
-)  # fmt: skip
+)

@@ -8,10 +8,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
-from amqpd.cli.command import Context, command_row
+from amqpd.cli.command import MONITORING, Command, Context
 from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, Failure, UsageError
 
-GROUP: Final = "Monitoring, observability and health checks"
 PURPOSES: Final = {"amqp": "AMQP 0-9-1", "amqp/ssl": "AMQP 0-9-1 over TLS", "http": "HTTP API", "https": "HTTPS API"}
 CONNECT_S: Final = 5.0
 UNITS: Final = {"days": 1.0, "weeks": 7.0, "months": 30.4375, "years": 365.25}
@@ -133,16 +132,16 @@ def check_alarms(local: bool, context: Context) -> None:
 
 
 def listeners_of(context: Context) -> list[dict[str, Any]]:
-    return [
-        {
-            "interface": f"[{one['ip_address']}]" if ":" in one["ip_address"] else one["ip_address"] or "[::]",
-            "node": context.node,
-            "port": one["port"],
-            "protocol": one["protocol"],
-            "purpose": PURPOSES.get(one["protocol"], one["protocol"]),
-        }
-        for one in context.client.get("/api/amqpd/status?totals=false")["listeners"]
-    ]
+    found = context.client.get("/api/amqpd/status?totals=false")["listeners"]
+    return [listener_item(one, context.node) for one in found]
+
+
+def listener_item(one: dict[str, Any], node: str) -> dict[str, Any]:
+    """Return a listener of the API with RabbitMQ's names."""
+    address, protocol = one["ip_address"], one["protocol"]
+    interface = f"[{address}]" if ":" in address else address or "[::]"
+    about = {"interface": interface, "node": node, "port": one["port"], "protocol": protocol}
+    return {**about, "purpose": PURPOSES.get(protocol, protocol)}
 
 
 def listener_line(one: dict[str, Any]) -> str:
@@ -239,106 +238,88 @@ def check_certificate_expiration(context: Context) -> None:
     check(context, f"No certificates are expiring within {within} {unit}.", wrong)
 
 
-_row = partial(command_row, group=GROUP)
+_row = partial(Command, MONITORING)
 
 COMMANDS: Final = (
-    _row("alarms", "Lists the alarms in effect", alarms, "alarms --formatter json", "for programs"),
+    _row(alarms, "Lists the alarms in effect", examples=(("alarms --formatter json", "for programs"),)),
     _row(
-        "check_alarms",
-        "Fails if there is an alarm",
         partial(check_alarms, False),
-        "check_alarms",
-        "exit code 69 while publishers are blocked",
+        "Fails if there is an alarm",
+        own_name="check_alarms",
+        examples=(("check_alarms", "exit code 69 while publishers are blocked"),),
     ),
     _row(
-        "check_local_alarms",
-        "Fails if this node has an alarm",
         partial(check_alarms, True),
-        "-q check_local_alarms",
-        "for a probe; on a single node the same as check_alarms",
+        "Fails if this node has an alarm",
+        own_name="check_local_alarms",
+        examples=(("-q check_local_alarms", "for a probe; on a single node the same as check_alarms"),),
     ),
     _row(
-        "check_running",
-        "Fails if the broker does not serve AMQP clients",
         check_running,
-        "check_running -t 5",
-        "exit code 69 also between stop_app and start_app",
+        "Fails if the broker does not serve AMQP clients",
+        examples=(("check_running -t 5", "exit code 69 also between stop_app and start_app"),),
         needs_app=False,
     ),
     _row(
-        "is_running",
-        "Displays whether clients can connect",
         is_running,
-        "is_running --formatter json",
-        "the answer is in the key `result`; the exit code is 0 in both cases",
+        "Displays whether clients can connect",
+        examples=(
+            ("is_running --formatter json", "the answer is in the key `result`; the exit code is 0 in both cases"),
+        ),
         needs_app=False,
     ),
     _row(
-        "is_booting",
-        "Displays whether the broker is still starting",
         is_booting,
-        "is_booting",
-        "a broker that answers has started",
+        "Displays whether the broker is still starting",
+        examples=(("is_booting", "a broker that answers has started"),),
         needs_app=False,
     ),
     _row(
-        "node_health_check",
-        "Checks the app and its alarms; deprecated in RabbitMQ",
         node_health_check,
-        "node_health_check",
-        "exit code 70 if the check fails",
+        "Checks the app and its alarms; deprecated in RabbitMQ",
+        examples=(("node_health_check", "exit code 70 if the check fails"),),
     ),
     _row(
-        "listeners",
-        "Lists active listeners: interface, port, protocol",
         listeners,
-        "listeners --formatter json",
-        "for programs",
+        "Lists active listeners: interface, port, protocol",
+        examples=(("listeners --formatter json", "for programs"),),
     ),
     _row(
-        "check_port_connectivity",
-        "Health check that connects to the port of each listener",
         check_port_connectivity,
-        "check_port_connectivity",
-        "exit code 69 with the port that does not answer",
+        "Health check that connects to the port of each listener",
+        examples=(("check_port_connectivity", "exit code 69 with the port that does not answer"),),
     ),
     _row(
-        "check_port_listener",
-        "Fails if no listener uses the port",
         check_port_listener,
-        "check_port_listener 5672",
-        "exit code 0 if AMQP is on its usual port",
-        ("<port>", "number of a TCP port"),
+        "Fails if no listener uses the port",
+        details=(("<port>", "number of a TCP port"),),
+        examples=(("check_port_listener 5672", "exit code 0 if AMQP is on its usual port"),),
     ),
     _row(
-        "check_protocol_listener",
-        "Fails if no listener serves the protocol",
         check_protocol_listener,
-        "check_protocol_listener amqps",
-        "exit code 69 if there is no TLS listener",
-        ("<protocol>", "amqp, amqps, http, or another protocol that `listeners` shows"),
+        "Fails if no listener serves the protocol",
+        details=(("<protocol>", "amqp, amqps, http, or another protocol that `listeners` shows"),),
+        examples=(("check_protocol_listener amqps", "exit code 69 if there is no TLS listener"),),
     ),
     _row(
-        "check_virtual_hosts",
-        "Health check that all vhosts are running",
         check_virtual_hosts,
-        "check_virtual_hosts",
-        "exit code 69 and the names of vhosts that are down",
+        "Health check that all vhosts are running",
+        examples=(("check_virtual_hosts", "exit code 69 and the names of vhosts that are down"),),
     ),
     _row(
-        "certificates",
-        "Displays the certificates of listeners that use TLS",
         certificates,
-        "certificates --formatter json",
-        "subject, issuer, validity",
+        "Displays the certificates of listeners that use TLS",
+        examples=(("certificates --formatter json", "subject, issuer, validity"),),
     ),
     _row(
-        "check_certificate_expiration",
-        "Fails if a certificate expires soon",
         check_certificate_expiration,
-        "check_certificate_expiration --within 30 --unit days",
-        "exit code 69 and the certificates that expire within 30 days",
-        usage="[--within <within>] [--unit <unit>] [--timeout <timeout>]",
-        options=("within", "unit"),
+        "Fails if a certificate expires soon",
+        "[--within <within>] [--unit <unit>] [--timeout <timeout>]",
+        examples=(
+            (
+                "check_certificate_expiration --within 30 --unit days",
+                "exit code 69 and the certificates that expire within 30 days",
+            ),
+        ),
     ),
 )

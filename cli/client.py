@@ -24,6 +24,7 @@ from amqpd.cli.errors import (
     SOFTWARE,
     TIMED_OUT,
     UNAVAILABLE,
+    USAGE,
     ApiRefused,
     AppRuns,
     AppStopped,
@@ -121,6 +122,12 @@ class ApiAnswer(NamedTuple):
         if self.ok:
             return self
         raise missing if missing is not None and self.status == 404 else self.failure()
+
+    def accepted(self) -> ApiAnswer:
+        """As `checked`, but a request that cannot be done (400) is exit code 64."""
+        if self.status == 400:
+            raise Failure(USAGE, self.reason)
+        return self.checked()
 
 
 class ApiClient:

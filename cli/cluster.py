@@ -17,13 +17,14 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import IO, Any, Final
 
-from amqpd.cli.checks import PURPOSES, alarms_of, listeners_of
+from amqpd.cli.checks import alarms_of, listener_item, listeners_of
 from amqpd.cli.client import quoted
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import MONITORING, OPERATIONS, Command, Context
 from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, AppRuns, Failure, UsageError
 from amqpd.cli.terminal import bold
 
@@ -44,15 +45,7 @@ def many_nodes(context: Context, cluster: Found, found: Found) -> None:
     running = [name for name in names if known.get(name, {}).get("running")]
     listeners: dict[str, list[Found]] = {name: [] for name in running}
     for one in context.client.get("/api/overview")["listeners"]:
-        address = one["ip_address"]
-        shown = {
-            "interface": f"[{address}]" if ":" in address else address or "[::]",
-            "node": one["node"],
-            "port": one["port"],
-            "protocol": one["protocol"],
-            "purpose": PURPOSES.get(one["protocol"], one["protocol"]),
-        }
-        listeners.setdefault(one["node"], []).append(shown)
+        listeners.setdefault(one["node"], []).append(listener_item(one, one["node"]))
     draining = {each["name"] for each in cluster["nodes"] if each["draining"]}
     versions = {}
     for name in running:
@@ -123,21 +116,6 @@ def rebalance(context: Context, cluster: Found | None) -> None:
     value = [{"vhost": name, "node": node} for name, node in sorted(moves.items())]
     text = "\n".join(f"vhost '{each['vhost']}' goes to node {each['node']}" for each in value)
     context.answer({"node": context.node, "result": "ok", "value": value}, text)
-
-
-CLUSTERING_COMMANDS: Final = (
-    Command(
-        "check_cluster", GROUP, "Checks Kafka and the settings of a node before its first start", check_cluster,
-        "[<file>]", 0, 1, (("<file>", "the node's settings file; AMQPD_* variables count too"),),
-        examples=(("check_cluster amqpd.toml", "a line for each check; exit code 69 if one fails"),), needs_app=False,
-    ),
-    Command(
-        "move_vhost", GROUP, "Moves a vhost to another node of a cluster", move_vhost, "<vhost> <node>", 2, 2,
-        (("<vhost>", "the vhost; its clients are closed with code 320 and can reconnect to any node"),
-         ("<node>", "name of a node, as cluster_status shows it")),
-        examples=(("move_vhost shop amqpd@two", "returns when the other node serves the vhost"),),
-    ),
-)  # fmt: skip
 
 
 LOOK_S: Final = 1.0
@@ -273,72 +251,6 @@ def rename_cluster_node(context: Context) -> None:
 
 NODE: Final = ("<node>", "name of a node")
 
-COMMANDS: Final = (
-    Command(
-        "await_online_nodes",
-        GROUP,
-        "Waits until the cluster has this number of nodes; a single broker has one",
-        await_online_nodes,
-        "<count> [--timeout <timeout>]",
-        1,
-        1,
-        (("<count>", "1 succeeds if the broker runs; a higher number needs a cluster"),),
-        examples=(("await_online_nodes 1", "exit code 0 if the broker runs"),),
-    ),
-    Command(
-        "change_cluster_node_type",
-        GROUP,
-        "Changes the type of the node: disc is accepted, ram is refused",
-        change_cluster_node_type,
-        "<disc | ram>",
-        1,
-        1,
-        (("<disc | ram>", "disc succeeds, because every node of amqpd is a disc node"),),
-        examples=(("change_cluster_node_type disc", "after stop_app"),),
-        needs_app=False,
-    ),
-    Command(
-        "cluster_status",
-        GROUP,
-        "Displays the nodes of the cluster, or the single broker: versions, alarms, listeners, vhosts",
-        cluster_status,
-        "[--timeout <timeout>]",
-        examples=(("cluster_status --formatter json", "JSON with RabbitMQ's keys"),),
-    ),
-    Command(
-        "discover_peers",
-        "Monitoring, observability and health checks",
-        "Shows the other nodes of the cluster",
-        discover_peers,
-        examples=(("discover_peers", "no names for a single broker"),),
-        needs_app=False,
-    ),
-    Command(
-        "forget_cluster_node",
-        GROUP,
-        "Removes a node from the cluster: refused, a stopped node has already left it",
-        forget_cluster_node,
-        "<node>",
-        1,
-        1,
-        (NODE,),
-        examples=(("forget_cluster_node rabbit@other", "exit code 69: it is not in the cluster"),),
-        needs_app=False,
-    ),
-    Command(
-        "rename_cluster_node",
-        GROUP,
-        "Renames nodes: refused, a node's name comes from its machine or from cluster.node",
-        rename_cluster_node,
-        "<old> <new>",
-        2,
-        2,
-        (("<old> <new>", "old and new name of a node"),),
-        examples=(("rename_cluster_node rabbit@a rabbit@b", "exit code 64"),),
-        needs_app=False,
-    ),
-)
-
 
 OWN: Final = frozenset({"cluster_name", "internal_cluster_id"})
 """Global parameters that the cluster keeps: they are not imported."""
@@ -399,17 +311,7 @@ def _read(reading: subprocess.Popen[bytes], out: IO[bytes]) -> Iterator[dict[str
     raise Failure(DATA, said[-1] if said else f"reading ended with exit code {reading.returncode}")
 
 
-MOVE_COMMANDS: Final = (
-    Command(
-        "cluster_import", "Cluster", "Imports the vhosts and messages of a stopped broker's data directory",
-        cluster_import, "<directory>", 1, 1, (("<directory>", "data directory of a stopped broker"),),
-        examples=(("cluster_import /var/lib/amqpd", "into the cluster of this node"),),
-    ),
-)  # fmt: skip
-
-
 REPLICATION: Final = "Replication"
-MONITORING: Final = "Monitoring, observability and health checks"
 PAGE_COUNT: Final = 100
 KINDS: Final = ("all", "classic", "quorum", "stream")
 NOT_FOUND: Final = Failure(UNAVAILABLE, "not_found")
@@ -498,85 +400,138 @@ def coordinator_status(context: Context) -> None:
 QUEUE: Final = ("<queue>", "name of a queue in the vhost")
 
 
-def _command(
-    name: str,
-    summary: str,
-    run: Callable[[Context], None],
-    example: str,
-    effect: str,
-    *operands: tuple[str, str],
-    group: str = REPLICATION,
-    options: tuple[str, ...] = (),
-) -> Command:
-    words = " ".join(operand for operand, _ in operands)
-    usage = f"[--vhost <vhost>] {words} [--timeout <timeout>]" if operands else "[--timeout <timeout>]"
-    count = len(operands)
-    return Command(name, group, summary, run, usage, count, count, operands, options, (), 0, ((example, effect),))
+_row = partial(Command, GROUP)
 
-
-REPLICA_COMMANDS: Final = (
-    _command(
-        "delete_member",
-        "Removes a replica of a quorum queue: the only one cannot be removed",
+COMMANDS: Final = (
+    _row(
+        check_cluster,
+        "Checks Kafka and the settings of a node before its first start",
+        "[<file>]",
+        (("<file>", "the node's settings file; AMQPD_* variables count too"),),
+        examples=(("check_cluster amqpd.toml", "a line for each check; exit code 69 if one fails"),),
+        needs_app=False,
+    ),
+    _row(
+        move_vhost,
+        "Moves a vhost to another node of a cluster",
+        "<vhost> <node>",
+        (
+            ("<vhost>", "the vhost; its clients are closed with code 320 and can reconnect to any node"),
+            ("<node>", "name of a node, as cluster_status shows it"),
+        ),
+        examples=(("move_vhost shop amqpd@two", "returns when the other node serves the vhost"),),
+    ),
+    _row(
+        await_online_nodes,
+        "Waits until the cluster has this number of nodes; a single broker has one",
+        details=(("<count>", "1 succeeds if the broker runs; a higher number needs a cluster"),),
+        examples=(("await_online_nodes 1", "exit code 0 if the broker runs"),),
+    ),
+    _row(
+        change_cluster_node_type,
+        "Changes the type of the node: disc is accepted, ram is refused",
+        "<disc | ram>",
+        (("<disc | ram>", "disc succeeds, because every node of amqpd is a disc node"),),
+        examples=(("change_cluster_node_type disc", "after stop_app"),),
+        needs_app=False,
+    ),
+    _row(
+        cluster_status,
+        "Displays the nodes of the cluster, or the single broker: versions, alarms, listeners, vhosts",
+        examples=(("cluster_status --formatter json", "JSON with RabbitMQ's keys"),),
+    ),
+    Command(
+        MONITORING,
+        discover_peers,
+        "Shows the other nodes of the cluster",
+        "",
+        examples=(("discover_peers", "no names for a single broker"),),
+        needs_app=False,
+    ),
+    _row(
+        forget_cluster_node,
+        "Removes a node from the cluster: refused, a stopped node has already left it",
+        "<node>",
+        (NODE,),
+        examples=(("forget_cluster_node rabbit@other", "exit code 69: it is not in the cluster"),),
+        needs_app=False,
+    ),
+    _row(
+        rename_cluster_node,
+        "Renames nodes: refused, a node's name comes from its machine or from cluster.node",
+        "<old> <new>",
+        (("<old> <new>", "old and new name of a node"),),
+        examples=(("rename_cluster_node rabbit@a rabbit@b", "exit code 64"),),
+        needs_app=False,
+    ),
+    Command(
+        "Cluster",
+        cluster_import,
+        "Imports the vhosts and messages of a stopped broker's data directory",
+        "<directory>",
+        (("<directory>", "data directory of a stopped broker"),),
+        examples=(("cluster_import /var/lib/amqpd", "into the cluster of this node"),),
+    ),
+    Command(
+        REPLICATION,
         delete_member,
-        "delete_member orders rabbit@other",
-        "exit code 0: it has no replica",
-        QUEUE,
-        NODE,
+        "Removes a replica of a quorum queue: the only one cannot be removed",
+        "[--vhost <vhost>] <queue> <node> [--timeout <timeout>]",
+        (
+            QUEUE,
+            NODE,
+        ),
+        examples=(("delete_member orders rabbit@other", "exit code 0: it has no replica"),),
     ),
-    _command(
-        "rebalance",
-        "Distributes vhosts over the nodes of the cluster; no effect on a single broker",
+    Command(
+        "Cluster",
         rebalance_leaders,
-        "rebalance all",
-        "the list of moved vhosts",
-        ("<all | classic | quorum | stream>", "accepted, without effect"),
-        group="Cluster",
-        options=("vhost-pattern", "queue-pattern"),
+        "Distributes vhosts over the nodes of the cluster; no effect on a single broker",
+        "[--vhost <vhost>] <all | classic | quorum | stream> [--timeout <timeout>]",
+        (("<all | classic | quorum | stream>", "accepted, without effect"),),
+        own_name="rebalance",
+        own_options=("vhost-pattern", "queue-pattern"),
+        examples=(("rebalance all", "the list of moved vhosts"),),
     ),
-    _command(
-        "quorum_status",
-        "Displays the leader of a quorum queue",
+    Command(
+        MONITORING,
         quorum_status,
-        "quorum_status -p shop orders",
-        "the node that serves the vhost",
-        QUEUE,
-        group=MONITORING,
+        "Displays the leader of a quorum queue",
+        "[--vhost <vhost>] <queue> [--timeout <timeout>]",
+        (QUEUE,),
+        examples=(("quorum_status -p shop orders", "the node that serves the vhost"),),
     ),
-    _command(
-        "stream_status",
-        "Displays the writer of a stream, its messages and readers",
+    Command(
+        MONITORING,
         stream_status,
-        "stream_status events",
-        "the writer is the node that serves the vhost",
-        QUEUE,
-        group=MONITORING,
+        "Displays the writer of a stream, its messages and readers",
+        "[--vhost <vhost>] <queue> [--timeout <timeout>]",
+        (QUEUE,),
+        examples=(("stream_status events", "the writer is the node that serves the vhost"),),
     ),
-    _command(
-        "coordinator_status",
-        "Displays the coordinator of streams",
+    Command(
+        MONITORING,
         coordinator_status,
-        "coordinator_status",
-        "always the node that answers",
-        group=MONITORING,
+        "Displays the coordinator of streams",
+        examples=(("coordinator_status", "always the node that answers"),),
     ),
-    _command(
-        "peek",
-        "Shows the message at a position of a queue, without changing the queue",
+    Command(
+        MONITORING,
         peek,
-        "peek orders 1",
-        "the first message",
-        QUEUE,
-        ("<position>", "position of the message, from 1"),
-        group=MONITORING,
+        "Shows the message at a position of a queue, without changing the queue",
+        "[--vhost <vhost>] <queue> <position> [--timeout <timeout>]",
+        (
+            QUEUE,
+            ("<position>", "position of the message, from 1"),
+        ),
+        examples=(("peek orders 1", "the first message"),),
     ),
-    _command(
-        "reclaim_quorum_memory",
-        "Frees the memory of a quorum queue: no effect, amqpd always frees it",
+    Command(
+        OPERATIONS,
         reclaim_quorum_memory,
-        "reclaim_quorum_memory orders",
-        "exit code 0, no effect",
-        QUEUE,
-        group="Operations",
+        "Frees the memory of a quorum queue: no effect, amqpd always frees it",
+        "[--vhost <vhost>] <queue> [--timeout <timeout>]",
+        (QUEUE,),
+        examples=(("reclaim_quorum_memory orders", "exit code 0, no effect"),),
     ),
 )

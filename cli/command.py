@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TextIO
@@ -10,9 +11,12 @@ from amqpd.cli.client import ApiClient
 from amqpd.cli.erlang import term
 from amqpd.cli.errors import DATA, Failure, UsageError
 from amqpd.cli.formatters import BY_NAME, Row, aligned, compact, json_lines
-from amqpd.cli.options import TIMEOUT_S, CommandLine
+from amqpd.cli.options import GENERAL_NAMES, TIMEOUT_S, CommandLine
 from amqpd.cli.terminal import bold
 
+MONITORING: Final = "Monitoring, observability and health checks"
+CONFIGURATION: Final = "Configuration and Environment"
+OPERATIONS: Final = "Operations"
 GROUPS: Final = (
     "Help",
     "Nodes",
@@ -20,14 +24,14 @@ GROUPS: Final = (
     "Replication",
     "Users",
     "Access Control",
-    "Monitoring, observability and health checks",
+    MONITORING,
     "Parameters",
     "Policies",
     "Virtual hosts",
-    "Configuration and Environment",
+    CONFIGURATION,
     "Definitions",
     "Feature flags",
-    "Operations",
+    OPERATIONS,
     "Queues",
     "Stream plugin",
     "Kafka groups",
@@ -36,6 +40,13 @@ GROUPS: Final = (
     "Logs",
 )
 """rabbitmqctl's headings, in its order. `Kafka groups` and `Logs` are amqpd's own."""
+
+
+_OPTION: Final = re.compile("--([a-z-]+)")
+_VALUE: Final = re.compile("--[a-z-]+ <[^>]*>")
+_BRACKETS: Final = re.compile(r"\[[^][]*\]")
+_OPTIONAL: Final = re.compile(r"\[[^][]*--[^][]*\]")
+"""Innermost brackets that have an option."""
 
 
 class Context:
@@ -92,6 +103,13 @@ class Context:
         """Report that a change succeeded. rabbit: --quiet keeps the message, JSON wraps it."""
         self.answer({"message": message} if message else {"node": self.node, "result": "ok"}, message)
 
+    def change(
+        self, method: str, path: str, body: object = None, missing: Failure | None = None, message: str = ""
+    ) -> None:
+        """Send a change and report success. Raises: as `ApiClient.send` and `ApiAnswer.checked`."""
+        self.client.send(method, path, body).checked(missing)
+        self.success(message)
+
     def answer(self, value: object, text: str) -> None:
         """Write `value` for a JSON or Erlang formatter, else `text`. rabbit: an empty text is no line."""
         if self.line.formatter == "json":
@@ -144,34 +162,71 @@ class Context:
 
 
 class Command(NamedTuple):
-    """One row of the table of commands.
+    """One row of the table of commands. Its usage says how many operands it needs, and which options it has.
 
     Attributes:
-        usage: the usage text after the command's name
-        least: minimum number of operands
-        most: maximum number of operands; None: any number
+        usage_text: the usage text after the command's name; None: the operands of `details`, and --timeout
         details: (operand or option, meaning)
-        options: long names of the command's own options
+        own_options: long names of the command's own options; None: those in its usage
         columns: columns that a list can show; the first `shown` are the default
         examples: (command line, its effect)
         needs_app: after stop_app the command is refused, as rabbitmqctl refuses it
         has_json_errors: with a JSON formatter errors are JSON, too. rabbit: only those of some commands are
+        needs: minimum number of operands; None: as in its usage
+        own_name: the command's name, if it is not that of its function
     """
 
-    name: str
     group: str
-    summary: str
     run: Callable[[Context], None]
-    usage: str = ""
-    least: int = 0
-    most: int | None = 0
+    summary: str
+    usage_text: str | None = None
     details: tuple[tuple[str, str], ...] = ()
-    options: tuple[str, ...] = ()
+    own_options: tuple[str, ...] | None = None
     columns: tuple[str, ...] = ()
     shown: int = 0
     examples: tuple[tuple[str, str], ...] = ()
     needs_app: bool = True
     has_json_errors: bool = False
+    needs: int | None = None
+    own_name: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.own_name or self.run.__name__
+
+    @property
+    def usage(self) -> str:
+        """Return the usage text after the command's name."""
+        if self.usage_text is not None:
+            return self.usage_text
+        return " ".join([*(operand for operand, _ in self.details), "[--timeout <timeout>]"])
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Return the long names of the command's own options."""
+        if self.own_options is not None:
+            return self.own_options
+        return tuple(dict.fromkeys(name for name in _OPTION.findall(self.usage) if name not in GENERAL_NAMES))
+
+    @property
+    def least(self) -> int:
+        """Return the minimum number of operands."""
+        if self.needs is not None:
+            return self.needs
+        return _BRACKETS.sub("", self._operands()).count("<")
+
+    @property
+    def most(self) -> int | None:
+        """Return the maximum number of operands; None: any number."""
+        operands = self._operands()
+        return None if "..." in operands else operands.count("<")
+
+    def _operands(self) -> str:
+        """Return the usage without its options and their values."""
+        text, before = self.usage, ""
+        while text != before:
+            text, before = _OPTIONAL.sub("", text), text
+        return _VALUE.sub("", text)
 
     def usage_of(self, program: str) -> str:
         return f"{program} [--node <node>] [--longnames] [--quiet] {self.name} {self.usage}".rstrip()
@@ -182,30 +237,3 @@ class Command(NamedTuple):
             raise UsageError("not enough arguments.")
         if self.most is not None and len(operands) > self.most:
             raise UsageError("too many arguments.")
-
-
-def command_row(
-    name: str,
-    summary: str,
-    run: Callable[[Context], None],
-    example: str,
-    effect: str,
-    *operands: tuple[str, str],
-    group: str,
-    usage: str | None = None,
-    options: tuple[str, ...] = (),
-    needs_app: bool = True,
-) -> Command:
-    """Return the row of a command with one example. It needs all its operands.
-
-    Args:
-        operands: each with its meaning.
-        usage: None for options, operands and --timeout.
-    """
-    if usage is None:
-        words = [f"[--{option}]" for option in options] + [operand for operand, _ in operands]
-        usage = " ".join([*words, "[--timeout <timeout>]"])
-    count = len(operands)
-    return Command(
-        name, group, summary, run, usage, count, count, operands, options, (), 0, ((example, effect),), needs_app
-    )

@@ -160,33 +160,26 @@ def _agrees(item: Any, there: Any) -> bool:
 
 _FILE: Final = ('<file_path | "-">', "a file; - is standard input or output. Without -p: all vhosts, with users")
 
+
 COMMANDS: Final = (
     Command(
-        "export_definitions",
         GROUP,
-        "Exports definitions in JSON: vhosts, users, permissions, policies, exchanges, queues, bindings",
         export_definitions,
+        "Exports definitions in JSON: vhosts, users, permissions, policies, exchanges, queues, bindings",
         '[--vhost <vhost>] <file_path | "-"> [--format <json>] [--timeout <timeout>]',
-        1,
-        1,
         (_FILE,),
-        ("format",),
         examples=(
             ("export_definitions /backup/definitions.json", "all but messages; only the owner can read the file"),
             ("-q export_definitions -p shop -", "one vhost, to standard output"),
         ),
     ),
     Command(
-        "import_definitions",
         GROUP,
-        "Imports definitions in JSON, all or none",
         import_definitions,
+        "Imports definitions in JSON, all or none",
         '[--vhost <vhost>] [<file_path | "-">] [--format <json>] [--skip-if-unchanged] [--skip-unsupported] '
         "[--timeout <timeout>]",
-        0,
-        1,
         (_FILE,),
-        ("format", "skip-if-unchanged", "skip-unsupported"),
         examples=(
             ("import_definitions /backup/definitions.json", "exit code 65 and all errors, if it is not possible"),
             ("import_definitions --skip-if-unchanged d.json", "imports nothing if all objects exist already"),

@@ -13,16 +13,14 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from amqpd.cli.client import ApiAnswer, quoted
-from amqpd.cli.command import Command, Context, command_row
-from amqpd.cli.errors import DATA, UNAVAILABLE, USAGE, Failure, UsageError, VhostNotFound
+from amqpd.cli.client import quoted
+from amqpd.cli.command import CONFIGURATION, MONITORING, Command, Context
+from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError, VhostNotFound
 from amqpd.cli.formatters import BY_NAME, compact
 from amqpd.cli.listings import Item, Listing, plain, value, wanted
 from amqpd.cli.nodes import UNITS
 from amqpd.cli.terminal import bold
 
-MONITORING: Final = "Monitoring, observability and health checks"
-CONFIGURATION: Final = "Configuration and Environment"
 LEVELS: Final = ("debug", "info", "warning", "error", "critical", "none")
 FOLLOW_S: Final = 0.25
 
@@ -130,8 +128,7 @@ def set_log_level(context: Context) -> None:
     if level not in LEVELS:
         raise Failure(UNAVAILABLE, f"level {level} is not supported. Try one of {', '.join(LEVELS)}")
     context.info(f'Setting log level to "{level}" ...')
-    context.client.send("PUT", "/api/amqpd/log_level", {"level": level}).checked()
-    context.success()
+    context.change("PUT", "/api/amqpd/log_level", {"level": level})
 
 
 def rotate_logs(context: Context) -> None:
@@ -175,7 +172,7 @@ def log_tail_stream(context: Context) -> None:
 # -- logins ------------------------------------------------------------------------------------------------------------
 
 
-def list_attempts(context: Context) -> None:
+def list_node_auth_attempt_stats(context: Context) -> None:
     context.info(f'Listing authentication attempts for node "{context.node}" ...')
     by_source = "by-source" in context.line.given
     # The API needs the node's own name; --node can be another one.
@@ -192,23 +189,15 @@ def list_attempts(context: Context) -> None:
     context.show(columns, [[each[name] for name in columns] for each in found])
 
 
-def reset_attempts(context: Context) -> None:
+def reset_node_auth_attempt_metrics(context: Context) -> None:
     context.info(f"Reset auth attempt metrics on node {context.node} ...")
     node = quoted(context.client.get("/api/amqpd/app")["node"])
-    context.client.send("DELETE", f"/api/auth/attempts/{node}").checked()
-    context.success()
+    context.change("DELETE", f"/api/auth/attempts/{node}")
 
 
-def enable_sources(context: Context) -> None:
-    context.info("Enabling authentication attempt source tracking ...")
-    context.client.send("PUT", "/api/amqpd/auth_attempt_sources", {"on": True}).checked()
-    context.success()
-
-
-def disable_sources(context: Context) -> None:
-    context.info("Disabling authentication attempt source tracking ...")
-    context.client.send("PUT", "/api/amqpd/auth_attempt_sources", {"on": False}).checked()
-    context.success()
+def _track_sources(on: bool, context: Context) -> None:
+    context.info(f"{'Enabling' if on else 'Disabling'} authentication attempt source tracking ...")
+    context.change("PUT", "/api/amqpd/auth_attempt_sources", {"on": on})
 
 
 def report(context: Context) -> None:
@@ -231,173 +220,6 @@ def _part(context: Context, name: str, vhost: str) -> None:
     except VhostNotFound:
         context.warn(f"vhost '{vhost}' was deleted meanwhile")
     context.out.write("\n")
-
-
-_row = partial(command_row, group=MONITORING)
-
-COMMANDS: Final = (
-    _row(
-        "server_version",
-        "Displays the broker's version",
-        server_version,
-        "-q server_version",
-        "only the version",
-        needs_app=False,
-    ),
-    _row(
-        "erlang_version",
-        "Displays the version of the broker's runtime, Python",
-        erlang_version,
-        "erlang_version",
-        "also whether the hot modules are compiled",
-        needs_app=False,
-    ),
-    _row(
-        "environment",
-        "Displays every setting of the broker",
-        environment,
-        "environment --formatter json",
-        "for programs; secrets are hidden",
-        group=CONFIGURATION,
-        needs_app=False,
-    ),
-    _row(
-        "os_env",
-        "Displays the environment variables that configure the broker",
-        os_env,
-        "os_env",
-        "AMQPD_ and RABBITMQ_ variables; secrets are hidden",
-        group=CONFIGURATION,
-    ),
-    _row(
-        "command_line_arguments",
-        "Displays the command line of the broker's process",
-        command_line_arguments,
-        "command_line_arguments",
-        "one argument per line; secrets are hidden",
-        group=CONFIGURATION,
-        needs_app=False,
-    ),
-    _row(
-        "memory_breakdown",
-        "Displays the use of the broker's memory",
-        memory_breakdown,
-        "memory_breakdown --unit mb",
-        "the parts that the broker can measure",
-        options=("unit",),
-    ),
-    _row(
-        "resolve_hostname",
-        "Resolves a host name on the broker's machine",
-        resolve_hostname,
-        "resolve_hostname db.example --address-family any",
-        "one address per line; exit code 65 if there is none",
-        ("<hostname>", "a host name"),
-        group=CONFIGURATION,
-        options=("address-family",),
-        needs_app=False,
-    ),
-    _row(
-        "resolver_info",
-        "Displays how the broker's machine resolves host names",
-        resolver_info,
-        "resolver_info",
-        "order of look-ups, files",
-        group=CONFIGURATION,
-        needs_app=False,
-    ),
-    _row(
-        "list_network_interfaces",
-        "Displays the network interfaces of the broker's machine",
-        list_network_interfaces,
-        "list_network_interfaces",
-        "their addresses",
-        needs_app=False,
-    ),
-    _row(
-        "set_log_level",
-        "Sets the log level of the running broker",
-        set_log_level,
-        "set_log_level debug",
-        "until the next start; the setting log.level is permanent",
-        ("<log_level>", f"one of {', '.join(LEVELS)}"),
-        group=CONFIGURATION,
-    ),
-    _row(
-        "rotate_logs",
-        "Reopens the log file after it was renamed",
-        rotate_logs,
-        "rotate_logs",
-        "SIGUSR1 has the same effect",
-        group="Nodes",
-    ),
-    _row(
-        "log_location",
-        "Displays the place of the broker's log",
-        log_location,
-        "log_location",
-        "<stderr>, or the file in log.file",
-        group=CONFIGURATION,
-        needs_app=False,
-    ),
-    _row(
-        "log_tail",
-        "Displays the last lines of the log file",
-        log_tail,
-        "log_tail -N 100",
-        "the last 100 lines",
-        options=("number",),
-        needs_app=False,
-    ),
-    _row(
-        "log_tail_stream",
-        "Displays new lines of the log file",
-        log_tail_stream,
-        "log_tail_stream --duration 60",
-        "for a minute",
-        options=("duration",),
-        needs_app=False,
-    ),
-    _row(
-        "list_node_auth_attempt_stats",
-        "Lists the numbers of logins that were tried, succeeded and failed",
-        list_attempts,
-        "list_node_auth_attempt_stats --by-source",
-        "by address, user and protocol, if that is enabled",
-        options=("by-source",),
-    ),
-    _row(
-        "reset_node_auth_attempt_metrics",
-        "Resets the numbers of logins to 0",
-        reset_attempts,
-        "reset_node_auth_attempt_metrics",
-        "also those by source",
-        group=CONFIGURATION,
-    ),
-    _row(
-        "enable_auth_attempt_source_tracking",
-        "Counts logins by address and user",
-        enable_sources,
-        "enable_auth_attempt_source_tracking",
-        "until the next start",
-        group=CONFIGURATION,
-    ),
-    _row(
-        "disable_auth_attempt_source_tracking",
-        "Counts logins only by protocol",
-        disable_sources,
-        "disable_auth_attempt_source_tracking",
-        "the state after a start",
-        group=CONFIGURATION,
-    ),
-    _row(
-        "report",
-        "Displays status, settings and all lists, for a support request",
-        report,
-        "report",
-        "everything, on standard output",
-    ),
-)
 
 
 PATH: Final = "/api/audit"
@@ -432,18 +254,17 @@ def audit_log(context: Context) -> None:
     try:
         while True:
             count = min(left, PAGE_COUNT) if left else PAGE_COUNT
-            answer = context.client.send("GET", f"{PATH}?{urlencode({**query, 'count': count})}")
-            if not answer.ok:
-                raise _failure(answer)
-            items: list[Item] = answer.data["records"]
+            path = f"{PATH}?{urlencode({**query, 'count': count})}"
+            found = context.client.send("GET", path).accepted().data
+            items: list[Item] = found["records"]
             rows += [[value(item, RECORDS, name) for name in columns] for item in items]
             query = {each: it for each, it in query.items() if each not in ("since", "last")}
-            query["offset"] = answer.data["next_offset"]
+            query["offset"] = found["next_offset"]
             full = bool(left) and len(items) >= left
             left = max(0, left - len(items))
-            over = full or answer.data["ended"]
-            if over and answer.data["lost"]:
-                context.warn(f"{answer.data['lost']} records could not be written and are lost")
+            over = full or found["ended"]
+            if over and found["lost"]:
+                context.warn(f"{found['lost']} records could not be written and are lost")
             if not follow:
                 if over:
                     context.show(columns, rows)
@@ -466,36 +287,6 @@ def _show_more(context: Context, columns: Any, rows: list[list[Any]], *, first: 
     context.out.flush()
 
 
-def _failure(answer: ApiAnswer) -> Failure:
-    return Failure(USAGE, answer.reason) if answer.status == 400 else answer.failure()
-
-
-AUDIT_COMMANDS: Final = (
-    Command(
-        "audit_log",
-        "Logs",
-        "Shows logins, declarations, deletions and other changes, with user, address and result",
-        audit_log,
-        "[--since <time>] [--until <time>] [--where <SQL>] [--limit <number>] [--follow] [--no-table-headers] "
-        "[<column> ...]",
-        0,
-        None,
-        (),
-        ("since", "until", "where", "limit", "follow", "no-table-headers"),
-        RECORDS.names(),
-        len(RECORDS.default),
-        (
-            ("audit_log", f"the last {SHOWN_COUNT} records"),
-            ("audit_log --where \"event = 'queue.deleted' AND name = 'orders'\"", "the user that deleted it"),
-            ("audit_log --since 2026-11-22T08:00:00 --formatter json", "all records since a time, as JSON"),
-            ("audit_log --follow", "the last records and new ones, until Ctrl-C"),
-        ),
-        needs_app=False,
-    ),
-)
-
-
-GROUP: Final = "Monitoring, observability and health checks"
 INTERVAL_S: Final = 5
 INTERVAL_MAX_S: Final = 3600
 ROUNDS: Final = 5
@@ -556,38 +347,15 @@ def _tell(context: Context, text: str) -> None:
     context.out.flush()
 
 
-THREAD_COMMANDS: Final = (
-    Command(
-        "maybe_stuck",
-        GROUP,
-        "Detects threads of the broker that make no progress",
-        maybe_stuck,
-        "[--timeout <timeout>]",
-        examples=(("maybe_stuck", "compares the threads for 2.5 seconds and shows their places in the code"),),
-        needs_app=False,
-    ),
-    Command(
-        "runtime_thread_stats",
-        GROUP,
-        "Displays the CPU use of each thread of the broker",
-        runtime_thread_stats,
-        "[--sample-interval <seconds>] [--no-table-headers] [--timeout <timeout>]",
-        options=("sample-interval", "no-table-headers"),
-        examples=(("runtime_thread_stats --sample-interval 10", "percent of 10 seconds"),),
-        needs_app=False,
-    ),
-)
-
-
 _USAGE: Final = "[--vhost <vhost>]"
 _GROUP: Final = "Virtual hosts"
 
 
 def _trace(on: bool, context: Context) -> None:
     context.info(f'{"Starting" if on else "Stopping"} tracing for vhost "{context.vhost}" ...')
-    answer = context.client.send("POST", "/api/amqpd/trace", {"vhost": context.vhost, "on": on})
-    answer.checked(VhostNotFound(context.vhost))
-    context.success(f"Trace {'enabled' if on else 'disabled'} for vhost {context.vhost}")
+    message = f"Trace {'enabled' if on else 'disabled'} for vhost {context.vhost}"
+    body = {"vhost": context.vhost, "on": on}
+    context.change("POST", "/api/amqpd/trace", body, VhostNotFound(context.vhost), message)
 
 
 def consume_event_stream(context: Context) -> None:
@@ -617,32 +385,188 @@ def consume_event_stream(context: Context) -> None:
             time.sleep(FOLLOW_S)
 
 
-WATCH_COMMANDS: Final = (
+_row = partial(Command, CONFIGURATION)
+
+COMMANDS: Final = (
     Command(
-        "consume_event_stream",
-        "Monitoring, observability and health checks",
-        "Displays events of the broker as they occur, one JSON object per line",
+        MONITORING,
+        server_version,
+        "Displays the broker's version",
+        examples=(("-q server_version", "only the version"),),
+        needs_app=False,
+    ),
+    Command(
+        MONITORING,
+        erlang_version,
+        "Displays the version of the broker's runtime, Python",
+        examples=(("erlang_version", "also whether the hot modules are compiled"),),
+        needs_app=False,
+    ),
+    _row(
+        environment,
+        "Displays every setting of the broker",
+        examples=(("environment --formatter json", "for programs; secrets are hidden"),),
+        needs_app=False,
+    ),
+    _row(
+        os_env,
+        "Displays the environment variables that configure the broker",
+        examples=(("os_env", "AMQPD_ and RABBITMQ_ variables; secrets are hidden"),),
+    ),
+    _row(
+        command_line_arguments,
+        "Displays the command line of the broker's process",
+        examples=(("command_line_arguments", "one argument per line; secrets are hidden"),),
+        needs_app=False,
+    ),
+    Command(
+        MONITORING,
+        memory_breakdown,
+        "Displays the use of the broker's memory",
+        "[--unit] [--timeout <timeout>]",
+        examples=(("memory_breakdown --unit mb", "the parts that the broker can measure"),),
+    ),
+    _row(
+        resolve_hostname,
+        "Resolves a host name on the broker's machine",
+        "[--address-family] <hostname> [--timeout <timeout>]",
+        (("<hostname>", "a host name"),),
+        examples=(
+            ("resolve_hostname db.example --address-family any", "one address per line; exit code 65 if there is none"),
+        ),
+        needs_app=False,
+    ),
+    _row(
+        resolver_info,
+        "Displays how the broker's machine resolves host names",
+        examples=(("resolver_info", "order of look-ups, files"),),
+        needs_app=False,
+    ),
+    Command(
+        MONITORING,
+        list_network_interfaces,
+        "Displays the network interfaces of the broker's machine",
+        examples=(("list_network_interfaces", "their addresses"),),
+        needs_app=False,
+    ),
+    _row(
+        set_log_level,
+        "Sets the log level of the running broker",
+        details=(("<log_level>", f"one of {', '.join(LEVELS)}"),),
+        examples=(("set_log_level debug", "until the next start; the setting log.level is permanent"),),
+    ),
+    Command(
+        "Nodes",
+        rotate_logs,
+        "Reopens the log file after it was renamed",
+        examples=(("rotate_logs", "SIGUSR1 has the same effect"),),
+    ),
+    _row(
+        log_location,
+        "Displays the place of the broker's log",
+        examples=(("log_location", "<stderr>, or the file in log.file"),),
+        needs_app=False,
+    ),
+    Command(
+        MONITORING,
+        log_tail,
+        "Displays the last lines of the log file",
+        "[--number] [--timeout <timeout>]",
+        examples=(("log_tail -N 100", "the last 100 lines"),),
+        needs_app=False,
+    ),
+    Command(
+        MONITORING,
+        log_tail_stream,
+        "Displays new lines of the log file",
+        "[--duration] [--timeout <timeout>]",
+        examples=(("log_tail_stream --duration 60", "for a minute"),),
+        needs_app=False,
+    ),
+    Command(
+        MONITORING,
+        list_node_auth_attempt_stats,
+        "Lists the numbers of logins that were tried, succeeded and failed",
+        "[--by-source] [--timeout <timeout>]",
+        examples=(("list_node_auth_attempt_stats --by-source", "by address, user and protocol, if that is enabled"),),
+    ),
+    _row(
+        reset_node_auth_attempt_metrics,
+        "Resets the numbers of logins to 0",
+        examples=(("reset_node_auth_attempt_metrics", "also those by source"),),
+    ),
+    _row(
+        partial(_track_sources, True),
+        "Counts logins by address and user",
+        own_name="enable_auth_attempt_source_tracking",
+        examples=(("enable_auth_attempt_source_tracking", "until the next start"),),
+    ),
+    _row(
+        partial(_track_sources, False),
+        "Counts logins only by protocol",
+        own_name="disable_auth_attempt_source_tracking",
+        examples=(("disable_auth_attempt_source_tracking", "the state after a start"),),
+    ),
+    Command(
+        MONITORING,
+        report,
+        "Displays status, settings and all lists, for a support request",
+        examples=(("report", "everything, on standard output"),),
+    ),
+    Command(
+        "Logs",
+        audit_log,
+        "Shows logins, declarations, deletions and other changes, with user, address and result",
+        "[--since <time>] [--until <time>] [--where <SQL>] [--limit <number>] [--follow] [--no-table-headers] "
+        "[<column> ...]",
+        columns=RECORDS.names(),
+        shown=len(RECORDS.default),
+        examples=(
+            ("audit_log", f"the last {SHOWN_COUNT} records"),
+            ("audit_log --where \"event = 'queue.deleted' AND name = 'orders'\"", "the user that deleted it"),
+            ("audit_log --since 2026-11-22T08:00:00 --formatter json", "all records since a time, as JSON"),
+            ("audit_log --follow", "the last records and new ones, until Ctrl-C"),
+        ),
+        needs_app=False,
+    ),
+    Command(
+        MONITORING,
+        maybe_stuck,
+        "Detects threads of the broker that make no progress",
+        examples=(("maybe_stuck", "compares the threads for 2.5 seconds and shows their places in the code"),),
+        needs_app=False,
+    ),
+    Command(
+        MONITORING,
+        runtime_thread_stats,
+        "Displays the CPU use of each thread of the broker",
+        "[--sample-interval <seconds>] [--no-table-headers] [--timeout <timeout>]",
+        examples=(("runtime_thread_stats --sample-interval 10", "percent of 10 seconds"),),
+        needs_app=False,
+    ),
+    Command(
+        MONITORING,
         consume_event_stream,
+        "Displays events of the broker as they occur, one JSON object per line",
         "[--duration <seconds>] [--pattern <pattern>]",
-        options=("duration", "pattern"),
         examples=(
             ("consume_event_stream --pattern '^queue' --duration 60", "created and deleted queues, for a minute"),
         ),
     ),
     Command(
-        "trace_off",
         _GROUP,
-        "Stops the firehose of a vhost",
         partial(_trace, False),
+        "Stops the firehose of a vhost",
         _USAGE,
+        own_name="trace_off",
         examples=(("trace_off -p shop", "messages of vhost shop are no longer copied"),),
     ),
     Command(
-        "trace_on",
         _GROUP,
-        "Starts the firehose of a vhost: copies of published and delivered messages, until the next start",
         partial(_trace, True),
+        "Starts the firehose of a vhost: copies of published and delivered messages, until the next start",
         _USAGE,
+        own_name="trace_on",
         examples=(("trace_on -p shop", "the exchange amq.rabbitmq.trace of vhost shop gets the copies"),),
     ),
 )

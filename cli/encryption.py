@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import CONFIGURATION, MONITORING, Command, Context
 from amqpd.cli.erlang import NotATerm, Term, packed, parse, printed, unpacked
 from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError
 
@@ -170,43 +170,35 @@ def list_ciphers(context: Context) -> None:
     context.answer({"node": context.node, "result": "ok", "value": list(CIPHERS)}, "[" + ",".join(CIPHERS) + "]")
 
 
-_GROUP: Final = "Configuration and Environment"
 _OPTIONS: Final = ("cipher", "hash", "iterations")
 _USAGE: Final = "<value> [<passphrase>] [--cipher <cipher>] [--hash <hash>] [--iterations <number>]"
 _PASSPHRASE: Final = ("<passphrase>", "passphrase for the key; without it, amqpctl reads standard input or asks")
 
+
 COMMANDS: Final = (
     Command(
-        "decode",
-        _GROUP,
-        "Decrypts a value of RabbitMQ's configuration file",
+        CONFIGURATION,
         decode,
+        "Decrypts a value of RabbitMQ's configuration file",
         _USAGE,
-        1,
-        2,
         (("<value>", '{encrypted,<<"...">>}, <<"...">> or encrypted:..., as in the configuration file'), _PASSPHRASE),
-        _OPTIONS,
         examples=(("decode encrypted:c2FsdA== secret", "the plain value; needs the package cryptography"),),
         needs_app=False,
     ),
     Command(
-        "encode",
-        _GROUP,
-        "Encrypts a value for RabbitMQ's configuration file; amqpd does not read encrypted values",
+        CONFIGURATION,
         encode,
+        "Encrypts a value for RabbitMQ's configuration file; amqpd does not read encrypted values",
         _USAGE,
-        1,
-        2,
         (("<value>", "an Erlang term: '\"text\"', '<<\"text\">>', a number"), _PASSPHRASE),
-        _OPTIONS,
         examples=(("encode '<<\"guest\">>' secret", "a different text each time; needs the package cryptography"),),
         needs_app=False,
     ),
     Command(
-        "list_ciphers",
-        "Monitoring, observability and health checks",
-        "Lists the ciphers for encode and decode",
+        MONITORING,
         list_ciphers,
+        "Lists the ciphers for encode and decode",
+        "",
         examples=(("list_ciphers", "AES-CBC; for TLS see cipher_suites"),),
         needs_app=False,
     ),

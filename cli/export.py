@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +22,7 @@ from amqpd.cli.client import quoted
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, USAGE, Failure, UsageError
 from amqpd.cli.formatters import compact
+from amqpd.cli.terminal import StatusLine
 
 if TYPE_CHECKING:
     from amqpd.storage.export.engine import ExportEngine
@@ -53,7 +55,6 @@ PROTOC: Final = ("grpc_tools", "grpcio-tools>=1.75")
 PYARROW: Final = "pyarrow>=18"
 """The extra `export` of pyproject.toml: amqpd is on no package index, so pip cannot resolve the extra."""
 SPARK_OPTIONS: Final = ("where", "master", "memory")
-BAR_S: Final = 0.1
 BAR_CELLS: Final = 10
 
 
@@ -195,13 +196,11 @@ class ProgressBar(ProgressLines):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._terminal = context.err
+        self._status = StatusLine(context.err)
         self._started = time.monotonic()
-        self._written = 0.0
         self._rows = 0
         self._batch_rows = 0
         self._lag = 0
-        self._is_visible = False
 
     def begin_batch(self, report: ExportReport) -> None:
         self._lag = report.lag
@@ -213,7 +212,7 @@ class ProgressBar(ProgressLines):
 
     def advance(self, rows: int, size_bytes: int) -> None:
         self._batch_rows += rows
-        if time.monotonic() - self._written >= BAR_S:
+        if self._status.is_due:
             self._write()
 
     def finish_batch(self, report: ExportReport) -> None:
@@ -223,21 +222,12 @@ class ProgressBar(ProgressLines):
         self._write()
 
     def _write(self, more: str = "") -> None:
-        from shutil import get_terminal_size  # slow to import, because of its compressors
-
-        self._written = time.monotonic()
         rows = self._rows + self._batch_rows
         lag = max(0, self._lag - self._batch_rows)
-        text = progress_text(rows, lag, self._written - self._started) + more
-        self._terminal.write(f"\r\x1b[K{text[: get_terminal_size().columns - 1]}")  # a longer line would wrap
-        self._terminal.flush()
-        self._is_visible = True
+        self._status.write(progress_text(rows, lag, time.monotonic() - self._started) + more)
 
     def close(self) -> None:
-        if self._is_visible:
-            self._terminal.write("\n")
-            self._terminal.flush()
-            self._is_visible = False
+        self._status.close()
 
 
 def progress_text(rows: int, lag: int, seconds: float) -> str:
@@ -553,49 +543,38 @@ def set_export(context: Context) -> None:
     if "max-bytes" in context.line.given:
         body["max_bytes"] = context.line.number("max-bytes")
     context.info(f"Keeping settled messages of queue '{queue}' in vhost '{context.vhost}' for export '{name}' ...")
-    _send(context, "PUT", _path(context, queue), body)
+    context.change("PUT", _path(context, queue), body)
 
 
 def clear_export(context: Context) -> None:
     queue, name = context.operands
     context.info(f"Keeping nothing of queue '{queue}' in vhost '{context.vhost}' for export '{name}' any more ...")
-    _send(context, "DELETE", f"{_path(context, queue)}/{quoted(name)}")
+    context.change("DELETE", f"{_path(context, queue)}/{quoted(name)}")
 
 
 def _path(context: Context, queue: str) -> str:
     return f"/api/amqpd/exports/{quoted(context.vhost)}/{quoted(queue)}"
 
 
-def _send(context: Context, method: str, path: str, body: dict[str, Any] | None = None) -> None:
-    context.client.send(method, path, body).checked()
-    context.success()
-
+_row = partial(Command, "Queues")
 
 COMMANDS: Final = (
-    Command(
-        "clear_export",
-        "Queues",
-        "Stops keeping a queue's settled messages for an export",
+    _row(
         clear_export,
+        "Stops keeping a queue's settled messages for an export",
         "[--vhost <vhost>] <queue> <name>",
-        2,
-        2,
         (("<queue>", "name of the queue"), ("<name>", "the export's name, as in set_export or x-export")),
         examples=(("clear_export orders nightly", "messages that were kept for it are deleted"),),
     ),
-    Command(
-        "export",
-        "Queues",
-        "Exports queues to Parquet, JSON, CSV, Iceberg, Delta or a database, each message once",
+    _row(
         export,
+        "Exports queues to Parquet, JSON, CSV, Iceberg, Delta or a database, each message once",
         "(--queue <queue> | --vhost <vhost>) --to <directory | URL> [--format <name>] [--follow]",
-        0,
-        0,
         (
             ("<directory>", "only complete files appear in it; a later run continues after the last one"),
             ("<URL>", "an object store (s3://, gs://, abfs://), iceberg://CATALOG/NAMESPACE.TABLE, or a database"),
         ),
-        OPTIONS,
+        own_options=OPTIONS,
         examples=(
             ("export --queue orders --to ./lake --partition-by date", "Parquet by date of arrival (UTC)"),
             ("export --queue orders --to sqlite:///orders.db --checkpoint ./orders.done", "a table amqp_messages"),
@@ -614,16 +593,11 @@ COMMANDS: Final = (
         ),
         has_json_errors=True,
     ),
-    Command(
-        "set_export",
-        "Queues",
-        "Keeps a queue's settled messages until an export has read them",
+    _row(
         set_export,
+        "Keeps a queue's settled messages until an export has read them",
         "[--vhost <vhost>] <queue> <name> [--max-bytes <bytes>]",
-        2,
-        2,
         (("<queue>", "name of a durable queue"), ("<name>", "name of the export, as in amqpctl export --name")),
-        ("max-bytes",),
         examples=(("set_export orders nightly --max-bytes 50000000000", "at most 50 GB are kept"),),
     ),
 )

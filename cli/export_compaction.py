@@ -5,14 +5,14 @@ The job is storage/export/compaction_job.py; this module translates command line
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import UNAVAILABLE, USAGE, Failure, UsageError
-from amqpd.cli.export import BAR_S, StopRequest, formatted_size, look_for_packages
+from amqpd.cli.export import StopRequest, formatted_size, look_for_packages
 from amqpd.cli.formatters import compact
+from amqpd.cli.terminal import StatusLine
 
 if TYPE_CHECKING:
     from amqpd.storage.export.file_compaction import CompactionOptions, CompactionReport
@@ -60,24 +60,18 @@ class _Progress:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._is_terminal = context.err.isatty()
-        self._written = 0.0
-        self._is_visible = False
+        self._status = StatusLine(context.err)
 
     def show(self, report: CompactionReport) -> None:
         text = f"{report.merged:,} files merged into {report.written:,}, {report.waiting:,} wait"
-        if not self._is_terminal:
+        if not self._context.err.isatty():
             self._context.warn(text)
             self._context.err.flush()
-        elif not self._context.line.quiet and time.monotonic() - self._written >= BAR_S:
-            self._written = time.monotonic()
-            self._context.err.write(f"\r\x1b[K{text}")
-            self._context.err.flush()
-            self._is_visible = True
+        elif not self._context.line.quiet and self._status.is_due:
+            self._status.write(text)
 
     def close(self) -> None:
-        if self._is_visible:
-            self._context.err.write("\n")
+        self._status.close()
 
 
 def _options(context: Context) -> CompactionOptions:
@@ -125,18 +119,14 @@ def _options(context: Context) -> CompactionOptions:
 
 COMMANDS: Final = (
     Command(
-        "compact_export",
         "Queues",
-        "Merges small files of an export (Parquet, Iceberg, Delta) into larger ones",
         compact_export,
+        "Merges small files of an export (Parquet, Iceberg, Delta) into larger ones",
         "--to <directory | URL> [--checkpoint <dir>] [--file-size <MB>]",
-        0,
-        0,
         (
             ("<directory | URL>", "the target of an export; its checkpoint has the format and the table"),
             ("--to", "files of the present date or hour are left alone, and those of at least half of --file-size"),
         ),
-        ("to", "checkpoint", "file-size"),
         examples=(
             ("compact_export --to ./lake", "files of about 128 MB, also beside amqpctl export --follow"),
             ("compact_export --to s3://lake/orders --checkpoint ./orders.done", "objects; readers use live_files"),

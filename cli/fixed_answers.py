@@ -10,10 +10,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Final, NamedTuple
 
-from amqpd.cli.checks import GROUP as MONITORING
 from amqpd.cli.client import quoted
 from amqpd.cli.cluster import ALONE, GROUP, NODE, NOT_FOUND, QUEUE, REPLICATION, cluster_of, needs_stopped_app, queue_of
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import MONITORING, OPERATIONS, Command, Context
 from amqpd.cli.errors import UNAVAILABLE, Failure
 
 NOTHING: Final = "nothing"
@@ -81,15 +80,16 @@ def _row(
     example: tuple[str, str],
     *operands: tuple[str, str],
     usage: str = "",
-    options: tuple[str, ...] = (),
+    options: tuple[str, ...] | None = None,
     needs_app: bool = True,
 ) -> Command:
-    count, run = len(operands), partial(answer, fixed)
     usage = usage or " ".join(operand for operand, _ in operands)
-    return Command(name, group, summary, run, usage, count, count, operands, options, (), 0, (example,), needs_app)
+    run = partial(answer, fixed)
+    return Command(
+        group, run, summary, usage, operands, options, own_name=name, examples=(example,), needs_app=needs_app
+    )
 
 
-_OPERATIONS: Final = "Operations"
 _TIMEOUT: Final = "[--timeout <timeout>]"
 _VHOST: Final = "[--vhost <vhost>]"
 _ON_QUEUE: Final = f"{_VHOST} <queue> {_TIMEOUT}"
@@ -221,20 +221,20 @@ COMMANDS: Final = (
          FixedAnswer("Checking the metadata store on node {node} ...",
                      PING, "Metadata store is initialized, with data"),
          ("check_if_metadata_store_is_initialized_with_data", "exit code 0 if the broker answers"), needs_app=False),
-    _row("force_gc", _OPERATIONS, "Frees memory: no effect, amqpd always frees it",
+    _row("force_gc", OPERATIONS, "Frees memory: no effect, amqpd always frees it",
          FixedAnswer("Will ask node {node} to free memory"), ("force_gc", "exit code 0, no effect"), needs_app=False),
-    _row("hipe_compile", _OPERATIONS, "Does nothing, as in RabbitMQ",
+    _row("hipe_compile", OPERATIONS, "Does nothing, as in RabbitMQ",
          FixedAnswer("This command is a no-op: amqpd's hot modules are compiled when it is built"),
          ("hipe_compile /tmp/x", "exit code 0"), ("<directory>", "not used"), needs_app=False),
-    _row("reset_stats_db", _OPERATIONS, "Resets the statistics: no effect, amqpd has no database of statistics",
+    _row("reset_stats_db", OPERATIONS, "Resets the statistics: no effect, amqpd has no database of statistics",
          FixedAnswer("Resetting statistics of node {node} ..."), ("reset_stats_db", "exit code 0, no effect"),
-         usage="[--all]", options=("all",)),
-    _row("activate_free_disk_space_monitoring", _OPERATIONS,
+         usage="[--all]"),
+    _row("activate_free_disk_space_monitoring", OPERATIONS,
          "Watches the free disk space: no effect, amqpd always watches it",
          FixedAnswer("Activating free disk space monitoring on node {node} ..."),
          ("activate_free_disk_space_monitoring", "exit code 0, no effect")),
     # Without free space on the disk, the broker could not keep what it confirms.
-    _row("deactivate_free_disk_space_monitoring", _OPERATIONS,
+    _row("deactivate_free_disk_space_monitoring", OPERATIONS,
          "Stops watching the free disk space: refused, amqpd always watches it",
          FixedAnswer(needs=NOTHING,
                      refusal="the free space is always watched; set_disk_free_limit 0 lets publishers fill the disk"),
@@ -243,19 +243,19 @@ COMMANDS: Final = (
     _row("list_channel_interceptors", MONITORING, "Lists channel interceptors: always empty, amqpd has none",
          FixedAnswer("Listing channel interceptors ...", columns=("name",)),
          ("list_channel_interceptors", "an empty list")),
-    _row("shovel_status", _OPERATIONS, "Displays shovels: always empty, amqpd has no shovels",
+    _row("shovel_status", OPERATIONS, "Displays shovels: always empty, amqpd has no shovels",
          FixedAnswer("Shovel status ...", columns=("name", "vhost", "type", "state")),
          ("shovel_status", "an empty list")),
-    _row("delete_shovel", _OPERATIONS, "Deletes a shovel: refused, amqpd has no shovels",
+    _row("delete_shovel", OPERATIONS, "Deletes a shovel: refused, amqpd has no shovels",
          FixedAnswer("Deleting shovel {0} ...", refusal=_NO_SHOVEL), ("delete_shovel s", "exit code 69"), _SHOVEL,
          usage=f"{_VHOST} <name>"),
-    _row("restart_shovel", _OPERATIONS, "Restarts a shovel: refused, amqpd has no shovels",
+    _row("restart_shovel", OPERATIONS, "Restarts a shovel: refused, amqpd has no shovels",
          FixedAnswer("Restarting dynamic Shovel {0} ...", refusal=_NO_SHOVEL),
          ("restart_shovel s", "exit code 69"), _SHOVEL, usage=f"{_VHOST} <name>"),
-    _row("federation_status", _OPERATIONS, "Displays federation links: always empty, amqpd has no federation",
+    _row("federation_status", OPERATIONS, "Displays federation links: always empty, amqpd has no federation",
          FixedAnswer("Listing federation links ...", columns=("upstream", "status")),
-         ("federation_status", "an empty list"), usage="[--only-down]", options=("only-down",)),
-    _row("restart_federation_link", _OPERATIONS, "Restarts a federation link: refused, amqpd has no federation",
+         ("federation_status", "an empty list"), usage="[--only-down]"),
+    _row("restart_federation_link", OPERATIONS, "Restarts a federation link: refused, amqpd has no federation",
          FixedAnswer("Restarting federation link {0} ...", refusal=_NO_LINK),
          ("restart_federation_link id", "exit code 69"),
          ("<link_id>", "ID of a federation link")),

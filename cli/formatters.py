@@ -135,6 +135,11 @@ def compact(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
+def json_cell(value: Any) -> Any:
+    """Return objects and lists as JSON, for a cell; other values as they are."""
+    return compact(value) if isinstance(value, dict | list) else value
+
+
 def cell(column: str, value: Any) -> str:
     """Return one value as a cell of a table."""
     if value is None:

@@ -7,13 +7,14 @@ them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from amqpd.cli.client import quoted
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import UsageError
 from amqpd.cli.formatters import BY_NAME, Row, aligned, compact
-from amqpd.cli.listings import Listing, plain, value, wanted
+from amqpd.cli.listings import Listing, plain, show_items, wanted
 
 GROUP: Final = "Kafka groups"
 GROUPS: Final = Listing(
@@ -34,8 +35,7 @@ def _path(context: Context) -> str:
 def list_kafka_groups(context: Context) -> None:
     columns = wanted(GROUPS, context.operands)
     context.info(f"Listing Kafka groups for vhost {context.vhost} ...")
-    items = context.client.get(GROUPS.path.format(vhost=quoted(context.vhost)))
-    context.show(columns, [[value(item, GROUPS, name) for name in columns] for item in items])
+    show_items(context, GROUPS, columns, context.client.get(GROUPS.path.format(vhost=quoted(context.vhost))))
 
 
 def describe_kafka_group(context: Context) -> None:
@@ -105,21 +105,19 @@ def _target(context: Context) -> dict[str, Any]:
 
 def delete_kafka_group(context: Context) -> None:
     context.info(f"Deleting Kafka group {context.operands[0]} in vhost {context.vhost} ...")
-    context.client.send("DELETE", _path(context)).checked()
-    context.success()
+    context.change("DELETE", _path(context))
 
 
 _GROUP: Final = ("<group>", "the group.id of its consumers")
+
+
+_row = partial(Command, GROUP)
+
 COMMANDS: Final = (
-    Command(
-        "list_kafka_groups",
-        GROUP,
-        "Lists groups of Kafka's clients, with state and lag",
+    _row(
         list_kafka_groups,
+        "Lists groups of Kafka's clients, with state and lag",
         "[--vhost <vhost>] [--no-table-headers] [<column> ...]",
-        0,
-        None,
-        options=("no-table-headers",),
         columns=GROUPS.names(),
         shown=len(GROUPS.default),
         examples=(
@@ -127,46 +125,33 @@ COMMANDS: Final = (
             ("list_kafka_groups name protocol", "names and assignors"),
         ),
     ),
-    Command(
-        "describe_kafka_group",
-        GROUP,
-        "Shows members, committed offsets and lag of a group of Kafka's clients",
+    _row(
         describe_kafka_group,
+        "Shows members, committed offsets and lag of a group of Kafka's clients",
         "[--vhost <vhost>] [--no-table-headers] <group>",
-        1,
-        1,
         (_GROUP,),
-        ("no-table-headers",),
         examples=(
             ("describe_kafka_group -p shop billing", "a table of members, and a table of offsets"),
             ("describe_kafka_group billing --formatter json", "the same as an object"),
         ),
     ),
-    Command(
-        "reset_kafka_offsets",
-        GROUP,
-        "Sets committed offsets of a group of Kafka's clients that has no members",
+    _row(
         reset_kafka_offsets,
+        "Sets committed offsets of a group of Kafka's clients that has no members",
         "[--vhost <vhost>] <group> --topic <topic> [--partition <number>] (--to-earliest | --to-latest | "
         "--to-offset <offset> | --to-datetime <time> | --shift-by <number>) [--dry-run]",
-        1,
-        1,
         (_GROUP,),
-        ("topic", "partition", *_TARGETS, "no-table-headers"),
+        own_options=("topic", "partition", *_TARGETS, "no-table-headers"),
         examples=(
             ("reset_kafka_offsets billing --topic orders --to-earliest --dry-run", "the change, without making it"),
             ("reset_kafka_offsets billing --topic orders --to-datetime 2026-11-28T08:00:00", "records since then"),
             ("reset_kafka_offsets billing --topic orders --shift-by -10", "the last ten records again"),
         ),
     ),
-    Command(
-        "delete_kafka_group",
-        GROUP,
-        "Deletes a group of Kafka's clients that has no members, with its offsets",
+    _row(
         delete_kafka_group,
+        "Deletes a group of Kafka's clients that has no members, with its offsets",
         "[--vhost <vhost>] <group>",
-        1,
-        1,
         (_GROUP,),
         examples=(("delete_kafka_group -p shop billing", "its consumers begin as a new group"),),
     ),

@@ -11,10 +11,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from amqpd.cli.client import quoted
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import MONITORING, Command, Context
 from amqpd.cli.errors import UsageError
 
-GROUP: Final = "Monitoring, observability and health checks"
 Item = dict[str, Any]
 
 
@@ -75,7 +74,10 @@ def list_items(context: Context, listing: Listing, text: str) -> None:
     """Show the wanted columns of all items. text: the line above them; `{vhost}` is replaced."""
     columns = wanted(listing, context.operands)
     context.info(text.format(vhost=context.vhost))
-    items = fetch(context, listing, columns)
+    show_items(context, listing, columns, fetch(context, listing, columns))
+
+
+def show_items(context: Context, listing: Listing, columns: Sequence[str], items: Sequence[Item]) -> None:
     context.show(columns, [[value(item, listing, name) for name in columns] for item in items])
 
 
@@ -178,7 +180,7 @@ def list_queues(context: Context) -> None:
     queues = fetch(context, QUEUES, (*columns, "name", "owner_pid_details") if pids else columns)
     if pids and queues:
         add_pids(context, pids, queues)
-    context.show(columns, [[value(item, QUEUES, name) for name in columns] for item in queues])
+    show_items(context, QUEUES, columns, queues)
 
 
 def _command(
@@ -188,24 +190,15 @@ def _command(
     listing: Listing,
     options: tuple[str, ...] = (),
     examples: tuple[tuple[str, str], ...] = (),
-    group: str = GROUP,
+    group: str = MONITORING,
 ) -> Command:
     """Return a list command. run: the command, or the text for `list_items`."""
     run = partial(list_items, listing=listing, text=run) if isinstance(run, str) else run
     vhost = "[--vhost <vhost>] " if "{vhost}" in listing.path else ""
     own = "".join(f"[--{option}] " for option in options)
-    return Command(
-        name,
-        group,
-        summary,
-        run,
-        f"{vhost}{own}[--no-table-headers] [<column> ...] [--timeout <timeout>]",
-        most=None,
-        options=(*options, "no-table-headers"),
-        columns=listing.names(),
-        shown=len(listing.default),
-        examples=examples,
-    )
+    usage = f"{vhost}{own}[--no-table-headers] [<column> ...] [--timeout <timeout>]"
+    columns, shown = listing.names(), len(listing.default)
+    return Command(group, run, summary, usage, own_name=name, columns=columns, shown=shown, examples=examples)
 
 
 COMMANDS: Final = (

@@ -317,20 +317,16 @@ def _report_object(report: QueueReport) -> dict[str, Any]:
 
 COMMANDS: Final = (
     Command(
-        "dump_log",
         "Logs",
-        "Prints the contents of a queue's log files: batches, records, indexes, settlements, checkpoints",
         dump_log,
+        "Prints the contents of a queue's log files: batches, records, indexes, settlements, checkpoints",
         "[--vhost <vhost>] <queue or path> [--deep] [--offsets <first>-<last>]",
-        1,
-        1,
         (
             (
                 "<queue or path>",
                 "a queue, a log file, or the directory of a queue or a broker, also in use. Damage: exit code 65",
             ),
         ),
-        ("deep", "offsets"),
         examples=(
             ("dump_log -p shop orders", "all files of a queue, without records"),
             ("dump_log --deep --offsets 100-199 00000000000000000000.log", "100 messages with their properties"),
@@ -338,13 +334,10 @@ COMMANDS: Final = (
         ),
     ),
     Command(
-        "verify_log",
         "Logs",
-        "Checks all log files of a data directory and reports damage",
         verify_log,
+        "Checks all log files of a data directory and reports damage",
         "[--vhost <vhost>] [<queue or directory>]",
-        0,
-        1,
         (
             (
                 "<queue or directory>",

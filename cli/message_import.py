@@ -13,8 +13,9 @@ from urllib.parse import unquote, urlsplit
 from amqpd.cli.checks import listeners_of
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import DATA, UNAVAILABLE, USAGE, Failure, UsageError
-from amqpd.cli.export import BAR_S, PYARROW, StopRequest, missing_packages, progress_text
+from amqpd.cli.export import PYARROW, StopRequest, missing_packages, progress_text
 from amqpd.cli.formatters import compact
+from amqpd.cli.terminal import StatusLine
 
 if TYPE_CHECKING:
     from amqpd.storage.export.import_job import ImportOptions, MessageImportReport
@@ -75,26 +76,17 @@ class _ImportProgress:
     """A bar in the last line of a terminal; nothing elsewhere."""
 
     def __init__(self, context: Context) -> None:
-        self._terminal = context.err if context.err.isatty() and not context.line.quiet else None
-        self._started = self._written = time.monotonic()
-        self._is_visible = False
+        self._status = StatusLine(context.err)
+        self._is_shown = context.err.isatty() and not context.line.quiet
+        self._started = self._status.written_at = time.monotonic()
 
     def show(self, report: MessageImportReport) -> None:
-        now = time.monotonic()
-        if self._terminal is None or now - self._written < BAR_S:
-            return
-        from shutil import get_terminal_size
-
-        self._written = now
-        waiting = round(report.messages * (1 - report.share) / max(report.share, 0.001))
-        text = progress_text(report.messages, waiting, now - self._started)
-        self._terminal.write(f"\r\x1b[K{text[: get_terminal_size().columns - 1]}")
-        self._terminal.flush()
-        self._is_visible = True
+        if self._is_shown and self._status.is_due:
+            waiting = round(report.messages * (1 - report.share) / max(report.share, 0.001))
+            self._status.write(progress_text(report.messages, waiting, time.monotonic() - self._started))
 
     def close(self) -> None:
-        if self._is_visible and self._terminal is not None:
-            self._terminal.write("\n")
+        self._status.close()
 
 
 def _options(context: Context) -> ImportOptions:
@@ -160,20 +152,17 @@ def _target(context: Context) -> SinkTarget:
 
 COMMANDS: Final = (
     Command(
-        "import",
         "Queues",
-        "Publishes messages of Parquet, JSON or CSV files, each once",
         import_messages,
+        "Publishes messages of Parquet, JSON or CSV files, each once",
         "<path>... [--to <url>] [--vhost <vhost>] [--to-queue <queue> | --to-exchange <exchange> "
         "[--routing-key <key>]] [--format <name>] [--checkpoint <dir>] [--at-least-once] "
         "[--on-refused <stop|skip|save>]",
-        1,
-        None,
         (
             ("<path>", "a file, or a directory of files, as amqpctl export writes them"),
             ("<url>", "amqp://user:password@host:5672/vhost; default: the AMQP listener of --uri or --data-dir"),
         ),
-        ("to", "to-queue", "to-exchange", "routing-key", "format", "checkpoint", "at-least-once", "on-refused"),
+        own_name="import",
         examples=(
             ("import ./lake", "all files below ./lake, each message to its own exchange with its own routing key"),
             ("import orders.parquet --to-queue replayed", "into one queue"),

@@ -10,16 +10,17 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 from amqpd import __version__
-from amqpd.cli.command import Command, Context
+from amqpd.cli.checks import PURPOSES
+from amqpd.cli.command import CONFIGURATION, OPERATIONS, Command, Context
 from amqpd.cli.errors import DATA, TIMED_OUT, UNAVAILABLE, ApiRefused, AppStopped, Failure, UsageError
 from amqpd.cli.formatters import compact
 from amqpd.cli.terminal import bold
 
 UNITS: Final = {"bytes": 1, "mb": 1000**2, "gb": 1000**3}
-_PURPOSES: Final = {"amqp": "AMQP 0-9-1", "amqps": "AMQP 0-9-1 over TLS", "http": "HTTP API", "https": "HTTPS API"}
 RESTORED_MAX: Final = 100
 _POLL_S: Final = 0.02
 
@@ -126,7 +127,7 @@ def _sections(found: dict[str, Any], unit: str) -> Iterator[tuple[str, list[str]
         "Listeners",
         [
             f"Interface: {one['ip_address']}, port: {one['port']}, protocol: {one['protocol']}, "
-            f"purpose: {_PURPOSES.get(one['protocol'], one['protocol'])}"
+            f"purpose: {PURPOSES.get(one['protocol'], one['protocol'])}"
             for one in found["listeners"]
         ],
     )
@@ -159,14 +160,12 @@ def _amount(size_bytes: int, unit: str) -> str:
 
 def stop_app(context: Context) -> None:
     context.info(f"Stopping amqpd application on node {context.node} ...")
-    _post(context, "/api/amqpd/stop_app")
-    context.success()
+    context.change("POST", "/api/amqpd/stop_app")
 
 
 def start_app(context: Context) -> None:
     context.info(f"Starting node {context.node} ...")
-    _post(context, "/api/amqpd/start_app")
-    context.success()
+    context.change("POST", "/api/amqpd/start_app")
 
 
 def stop(context: Context) -> None:
@@ -225,75 +224,15 @@ def _answers(context: Context) -> bool:
     return True
 
 
-def _post(context: Context, path: str) -> None:
-    context.client.send("POST", path).checked()
-
-
 VERSION: Final = Command(
-    "version",
     "Help",
-    "Displays the version of amqpctl",
     version,
+    "Displays the version of amqpctl",
+    "",
     examples=(("version", "needs no broker; server_version shows the broker's version"),),
 )
 
-COMMANDS: Final = (
-    VERSION,
-    Command(
-        "ping",
-        "Nodes",
-        "Checks that the broker's process runs and its admin API answers",
-        ping,
-        "[--timeout <timeout>]",
-        examples=(("ping -q -t 5", "exit code 0, 69 (unreachable) or 75 (no answer)"),),
-        needs_app=False,
-    ),
-    Command(
-        "start_app",
-        "Nodes",
-        "Starts AMQP again after stop_app",
-        start_app,
-        examples=(("start_app", "clients can connect when it returns"),),
-        needs_app=False,
-    ),
-    Command(
-        "status",
-        "Nodes",
-        "Shows the state of the node: versions, memory, disk, alarms, listeners",
-        status,
-        "[--unit <unit>] [--timeout <timeout>]",
-        options=("unit",),
-        examples=(
-            ("status --unit mb", "version, memory, totals, listeners"),
-            ("status --formatter json", "for programs"),
-        ),
-        needs_app=False,
-    ),
-    Command(
-        "stop",
-        "Nodes",
-        "Stops the broker and waits until its process has ended",
-        stop,
-        "[--idempotent] [<pidfile>]",
-        0,
-        1,
-        (("<pidfile>", "pid file of another process to wait for, for example a supervisor"),),
-        ("idempotent",),
-        examples=(("stop", "confirmed messages are on the disk, and in their queues after the next start"),),
-        needs_app=False,
-    ),
-    Command(
-        "stop_app",
-        "Nodes",
-        "Stops AMQP and closes connections with code 320; the process and its admin API continue",
-        stop_app,
-        examples=(("stop_app", "start_app starts AMQP again"),),
-        needs_app=False,
-    ),
-)
 
-
-ALARM_GROUP: Final = "Configuration and Environment"
 ALARMS: Final = ("memory", "disk")
 
 _SIZE: Final = re.compile(r"([0-9]{1,18})(?:([kmgtp])(i|i?b)?)?", re.IGNORECASE)
@@ -346,7 +285,7 @@ def set_disk_free_limit(context: Context) -> None:
     else:
         body, said = {"bytes": size_bytes(text)}, f"{text} bytes"
     context.info(f"Setting disk free limit on {context.node} to {said} ...")
-    _change(context, "PUT", "disk_free_limit", body)
+    context.change("PUT", "/api/amqpd/disk_free_limit", body)
 
 
 def set_vm_memory_high_watermark(context: Context) -> None:
@@ -364,19 +303,19 @@ def set_vm_memory_high_watermark(context: Context) -> None:
             raise _bad(": The threshold should be a fraction between 0.0 and 1.0")
         body, said = {"share": share}, text
     context.info(f"Setting memory threshold on {context.node} to {said} ...")
-    _change(context, "PUT", "memory_high_watermark", body)
+    context.change("PUT", "/api/amqpd/memory_high_watermark", body)
 
 
 def set_alarm(context: Context) -> None:
     kind = _alarm(context)
     context.info(f"Setting alarm '{kind}' on {context.node} ...")
-    _change(context, "PUT", f"alarms/{kind}")
+    context.change("PUT", f"/api/amqpd/alarms/{kind}")
 
 
 def clear_alarm(context: Context) -> None:
     kind = _alarm(context)
     context.info(f"Clearing alarm '{kind}' on {context.node} ...")
-    _change(context, "DELETE", f"alarms/{kind}")
+    context.change("DELETE", f"/api/amqpd/alarms/{kind}")
 
 
 def accept_clock(context: Context) -> None:
@@ -384,7 +323,7 @@ def accept_clock(context: Context) -> None:
     found = context.client.send("GET", "/api/amqpd/clock").checked().data
     if found["state"] == "steady":
         context.warn("There is no jump of the clock to accept")
-    _change(context, "PUT", "clock")
+    context.change("PUT", "/api/amqpd/clock")
 
 
 def _alarm(context: Context) -> str:
@@ -394,86 +333,10 @@ def _alarm(context: Context) -> str:
     return kind
 
 
-def _change(context: Context, method: str, path: str, body: object = None) -> None:
-    context.client.send(method, f"/api/amqpd/{path}", body).checked()
-    context.success()
-
-
 _KIND: Final = ("<alarm>", "memory or disk")
 _LIMIT: Final = "in bytes, or with a unit: kB, MB, GB, TB, PB (1000), or k, Ki, KiB and so on (1024)"
 
-ALARM_COMMANDS: Final = (
-    Command(
-        "accept_clock",
-        ALARM_GROUP,
-        "Accepts a changed wall clock for retention, time to live and delays",
-        accept_clock,
-        "",
-        0,
-        0,
-        (),
-        examples=(("accept_clock", "check the date before: messages that are too old by it are deleted"),),
-    ),
-    Command(
-        "clear_alarm",
-        ALARM_GROUP,
-        "Ends an alarm of set_alarm",
-        clear_alarm,
-        "<alarm>",
-        1,
-        1,
-        (_KIND,),
-        examples=(("clear_alarm memory", "publishers continue, if enough memory is free"),),
-    ),
-    Command(
-        "set_alarm",
-        ALARM_GROUP,
-        "Blocks publishers as if memory or disk were low, until clear_alarm or the next start",
-        set_alarm,
-        "<alarm>",
-        1,
-        1,
-        (_KIND,),
-        examples=(("set_alarm disk", "publishers get connection.blocked with the reason low on disk"),),
-    ),
-    Command(
-        "set_disk_free_limit",
-        ALARM_GROUP,
-        "Changes the free disk space below which publishers are blocked",
-        set_disk_free_limit,
-        "<disk_limit> | mem_relative <fraction>",
-        1,
-        2,
-        (
-            ("<disk_limit>", f"{_LIMIT}; the setting limits.disk_free_bytes is permanent"),
-            ("mem_relative <fraction>", "multiple of the machine's memory"),
-        ),
-        examples=(
-            ("set_disk_free_limit 1GB", "publishers are blocked if less space is free"),
-            ("set_disk_free_limit mem_relative 1.5", "one and a half times the memory"),
-        ),
-    ),
-    Command(
-        "set_vm_memory_high_watermark",
-        ALARM_GROUP,
-        "Changes the memory use above which publishers are blocked",
-        set_vm_memory_high_watermark,
-        "<fraction> | absolute <value>",
-        1,
-        2,
-        (
-            ("<fraction>", "share of the memory, 0.0 to 1.0; the setting limits.memory_high_watermark is permanent"),
-            ("absolute <value>", _LIMIT),
-        ),
-        examples=(
-            ("set_vm_memory_high_watermark 0.4", "the default"),
-            ("set_vm_memory_high_watermark absolute 2GB", "publishers are blocked if the broker uses more"),
-        ),
-    ),
-)
 
-
-MAINTENANCE_GROUP: Final = "Operations"
 GRACE_MAX_S: Final = 3600
 
 
@@ -485,16 +348,14 @@ def drain(context: Context) -> None:
         f"Will put node {context.node} into maintenance mode. The node will no longer serve any client traffic!"
     )
     context.no_timeout()  # the answer comes after the grace period
-    context.client.send("POST", "/api/amqpd/drain", {"grace_s": grace_s}).checked()
-    context.success()
+    context.change("POST", "/api/amqpd/drain", {"grace_s": grace_s})
 
 
 def revive(context: Context) -> None:
     context.info(
         f"Will put node {context.node} back into regular operating mode. The node will again serve client traffic."
     )
-    context.client.send("POST", "/api/amqpd/revive").checked()
-    context.success()
+    context.change("POST", "/api/amqpd/revive")
 
 
 def reload(context: Context) -> None:
@@ -507,28 +368,6 @@ def reload(context: Context) -> None:
     if found["imported"]:
         context.out.write(f"imported again: {found['imported']}\n")
     context.success()
-
-
-MAINTENANCE_COMMANDS: Final = (
-    Command(
-        "reload",
-        MAINTENANCE_GROUP,
-        "Reloads settings, certificates and definitions, as SIGHUP does", reload,
-        examples=(("reload", "lists settings that changed, and those that need a restart"),), needs_app=False,
-    ),
-    Command(
-        "drain", MAINTENANCE_GROUP, "Starts maintenance mode: refuses new connections and closes open ones", drain,
-        usage="[--grace <seconds>]",
-        details=(("--grace <seconds>", "time for clients to disconnect before they are closed; default 0"),),
-        options=("grace",),
-        examples=(("drain --grace 30", "stops client traffic; messages stay, and the admin API answers"),),
-        needs_app=False,
-    ),
-    Command(
-        "revive", MAINTENANCE_GROUP, "Ends maintenance mode: clients can connect again", revive,
-        examples=(("revive", "on the same ports"),), needs_app=False,
-    ),
-)  # fmt: skip
 
 
 STARTUP_GROUP: Final = "Nodes"
@@ -621,57 +460,170 @@ def _started(context: Context) -> bool:
 def reset(context: Context) -> None:
     context.info(f"Resetting node {context.node} ...")
     context.no_timeout()
-    context.client.send("POST", "/api/amqpd/reset").checked()
-    context.success()
+    context.change("POST", "/api/amqpd/reset")
 
 
 _PID: Final = ("<pidfile>", "file with the process ID of the broker")
 
-STARTUP_COMMANDS: Final = (
+
+_row = partial(Command, "Nodes")
+
+COMMANDS: Final = (
+    VERSION,
+    _row(
+        ping,
+        "Checks that the broker's process runs and its admin API answers",
+        examples=(("ping -q -t 5", "exit code 0, 69 (unreachable) or 75 (no answer)"),),
+        needs_app=False,
+    ),
+    _row(
+        start_app,
+        "Starts AMQP again after stop_app",
+        "",
+        examples=(("start_app", "clients can connect when it returns"),),
+        needs_app=False,
+    ),
+    _row(
+        status,
+        "Shows the state of the node: versions, memory, disk, alarms, listeners",
+        "[--unit <unit>] [--timeout <timeout>]",
+        examples=(
+            ("status --unit mb", "version, memory, totals, listeners"),
+            ("status --formatter json", "for programs"),
+        ),
+        needs_app=False,
+    ),
+    _row(
+        stop,
+        "Stops the broker and waits until its process has ended",
+        "[--idempotent] [<pidfile>]",
+        (("<pidfile>", "pid file of another process to wait for, for example a supervisor"),),
+        examples=(("stop", "confirmed messages are on the disk, and in their queues after the next start"),),
+        needs_app=False,
+    ),
+    _row(
+        stop_app,
+        "Stops AMQP and closes connections with code 320; the process and its admin API continue",
+        "",
+        examples=(("stop_app", "start_app starts AMQP again"),),
+        needs_app=False,
+    ),
     Command(
-        "await_startup",
+        CONFIGURATION,
+        accept_clock,
+        "Accepts a changed wall clock for retention, time to live and delays",
+        "",
+        examples=(("accept_clock", "check the date before: messages that are too old by it are deleted"),),
+    ),
+    Command(
+        CONFIGURATION,
+        clear_alarm,
+        "Ends an alarm of set_alarm",
+        "<alarm>",
+        (_KIND,),
+        examples=(("clear_alarm memory", "publishers continue, if enough memory is free"),),
+    ),
+    Command(
+        CONFIGURATION,
+        set_alarm,
+        "Blocks publishers as if memory or disk were low, until clear_alarm or the next start",
+        "<alarm>",
+        (_KIND,),
+        examples=(("set_alarm disk", "publishers get connection.blocked with the reason low on disk"),),
+    ),
+    Command(
+        CONFIGURATION,
+        set_disk_free_limit,
+        "Changes the free disk space below which publishers are blocked",
+        "<disk_limit> | mem_relative <fraction>",
+        (
+            ("<disk_limit>", f"{_LIMIT}; the setting limits.disk_free_bytes is permanent"),
+            ("mem_relative <fraction>", "multiple of the machine's memory"),
+        ),
+        examples=(
+            ("set_disk_free_limit 1GB", "publishers are blocked if less space is free"),
+            ("set_disk_free_limit mem_relative 1.5", "one and a half times the memory"),
+        ),
+        needs=1,
+    ),
+    Command(
+        CONFIGURATION,
+        set_vm_memory_high_watermark,
+        "Changes the memory use above which publishers are blocked",
+        "<fraction> | absolute <value>",
+        (
+            ("<fraction>", "share of the memory, 0.0 to 1.0; the setting limits.memory_high_watermark is permanent"),
+            ("absolute <value>", _LIMIT),
+        ),
+        examples=(
+            ("set_vm_memory_high_watermark 0.4", "the default"),
+            ("set_vm_memory_high_watermark absolute 2GB", "publishers are blocked if the broker uses more"),
+        ),
+        needs=1,
+    ),
+    Command(
+        OPERATIONS,
+        reload,
+        "Reloads settings, certificates and definitions, as SIGHUP does",
+        "",
+        examples=(("reload", "lists settings that changed, and those that need a restart"),),
+        needs_app=False,
+    ),
+    Command(
+        OPERATIONS,
+        drain,
+        "Starts maintenance mode: refuses new connections and closes open ones",
+        "[--grace <seconds>]",
+        (("--grace <seconds>", "time for clients to disconnect before they are closed; default 0"),),
+        examples=(("drain --grace 30", "stops client traffic; messages stay, and the admin API answers"),),
+        needs_app=False,
+    ),
+    Command(
+        OPERATIONS,
+        revive,
+        "Ends maintenance mode: clients can connect again",
+        "",
+        examples=(("revive", "on the same ports"),),
+        needs_app=False,
+    ),
+    Command(
         STARTUP_GROUP,
-        "Waits for the broker to start and to serve clients",
         await_startup,
-        "[--timeout <timeout>]",
+        "Waits for the broker to start and to serve clients",
         examples=(("await_startup --timeout 60", "exit code 0 when clients can connect, 69 after a minute"),),
         needs_app=False,
     ),
     Command(
-        "force_reset",
         STARTUP_GROUP,
-        "Deletes everything, as reset does",
         reset,
+        "Deletes everything, as reset does",
+        "",
+        own_name="force_reset",
         examples=(("force_reset", "after stop_app"),),
         needs_app=False,
     ),
     Command(
-        "reset",
         STARTUP_GROUP,
-        "Deletes vhosts, users, queues and messages, as before the first start",
         reset,
+        "Deletes vhosts, users, queues and messages, as before the first start",
+        "",
         examples=(("reset", "after stop_app; keeps settings and the audit log"),),
         needs_app=False,
     ),
     Command(
-        "shutdown",
         STARTUP_GROUP,
-        "Stops the broker and waits until its process has ended",
         stop,
-        "[--timeout <timeout>]",
+        "Stops the broker and waits until its process has ended",
+        own_name="shutdown",
         examples=(("shutdown", "as stop, but without a pid file"),),
         needs_app=False,
     ),
     Command(
-        "wait",
         STARTUP_GROUP,
-        "Waits, 10 seconds by default, until a broker has started, with its process in a pid file or --pid",
         wait,
+        "Waits, 10 seconds by default, until a broker has started, with its process in a pid file or --pid",
         "[<pidfile>] [--pid|-P <pid>] [--timeout <timeout>]",
-        0,
-        1,
         (_PID,),
-        ("pid",),
         examples=(
             ("wait --pid 4711 --timeout 60", "exit code 0 when clients can connect, 69 if the process ends before"),
         ),

@@ -201,7 +201,7 @@ PLUGINS: Final = (
 """Options of rabbitmq-plugins only: other tools use the same letters for other options."""
 BY_LONG: Final = {option.long: option for option in (*PLUGINS, *GENERAL, *SPECIFIC)}
 BY_SHORT: Final = {option.short: option for option in (*GENERAL, *SPECIFIC) if option.short}
-_GENERAL_NAMES: Final = frozenset(option.long for option in GENERAL)
+GENERAL_NAMES: Final = frozenset(option.long for option in GENERAL)
 
 
 class CommandLine(NamedTuple):
@@ -301,7 +301,7 @@ def parse(arguments: Sequence[str], specific: Sequence[Option] = SPECIFIC) -> Co
 def check_options(line: CommandLine, takes: Sequence[str]) -> None:
     """Refuse unknown options, and options that are not in `takes` (long names). Raises: UsageError."""
     wrong = line.wrong + [
-        f"--{name} : {value}" for name, value in line.given.items() if name not in takes and name not in _GENERAL_NAMES
+        f"--{name} : {value}" for name, value in line.given.items() if name not in takes and name not in GENERAL_NAMES
     ]
     # rabbit: the option about headers is for tables only
     if not wrong and "no-table-headers" in line.given and line.formatter != "table":

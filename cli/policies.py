@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from amqpd.cli.client import quoted
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import MONITORING, Command, Context
 from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError, VhostNotFound
-from amqpd.cli.formatters import compact
+from amqpd.cli.formatters import compact, json_cell
 
 _COLUMNS: Final = ("vhost", "name", "pattern", "apply-to", "definition", "priority")
 
@@ -59,25 +59,21 @@ def _set(words: _Words, context: Context) -> None:
         "apply-to": given.get("apply-to", "all"),
     }
     context.no_timeout()
-    context.client.send("PUT", _path(words, context, name), body).checked(VhostNotFound(context.vhost))
-    context.success()
+    context.change("PUT", _path(words, context, name), body, missing=VhostNotFound(context.vhost))
 
 
 def _clear(words: _Words, context: Context) -> None:
     name = context.operands[0]
     context.info(f'Clearing {words.clearing} "{name}" on vhost "{context.vhost}" ...')
     context.no_timeout()
-    context.client.send("DELETE", _path(words, context, name)).checked(NO_PARAMETER)
-    context.success()
+    context.change("DELETE", _path(words, context, name), missing=NO_PARAMETER)
 
 
 def _list(words: _Words, context: Context) -> None:
     context.info(f'Listing {words.listing} for vhost "{context.vhost}" ...')
     answer = context.client.send("GET", f"/api/{words.path}/{quoted(context.vhost)}")
     found = answer.checked(VhostNotFound(context.vhost)).data
-    for item in found:
-        item["definition"] = compact(item["definition"])
-    context.show(_COLUMNS, [[item[column] for column in _COLUMNS] for item in found])
+    context.show(_COLUMNS, [[json_cell(item[column]) for column in _COLUMNS] for item in found])
 
 
 def _path(words: _Words, context: Context, name: str) -> str:
@@ -104,82 +100,7 @@ _SET_USAGE: Final = "[--vhost <vhost>] [--priority <priority>] [--apply-to <appl
 _LIST_USAGE: Final = "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]"
 GROUP: Final = "Policies"
 
-COMMANDS: Final = (
-    Command(
-        "clear_operator_policy",
-        GROUP,
-        "Removes an operator policy",
-        partial(_clear, _OPERATORS),
-        "[--vhost <vhost>] <name>",
-        1,
-        1,
-        (("<name>", "the operator policy"),),
-        examples=(("clear_operator_policy cap", "queues follow their policies and arguments again"),),
-    ),
-    Command(
-        "clear_policy",
-        GROUP,
-        "Removes a policy",
-        partial(_clear, _USERS),
-        "[--vhost <vhost>] <name>",
-        1,
-        1,
-        (("<name>", "the policy"),),
-        examples=(("clear_policy -p shop orders", "exit code 69 if there is none"),),
-    ),
-    Command(
-        "list_operator_policies",
-        GROUP,
-        "Shows the operator policies of a vhost",
-        partial(_list, _OPERATORS),
-        _LIST_USAGE,
-        options=("no-table-headers",),
-        examples=(("list_operator_policies -p shop", "by priority, the lowest first"),),
-    ),
-    Command(
-        "list_policies",
-        GROUP,
-        "Shows the policies of a vhost",
-        partial(_list, _USERS),
-        _LIST_USAGE,
-        options=("no-table-headers",),
-        examples=(("list_policies -p shop --formatter json", "for programs"),),
-    ),
-    Command(
-        "set_operator_policy",
-        GROUP,
-        "Sets an operator policy. Its limits apply in addition to other policies",
-        partial(_set, _OPERATORS),
-        _SET_USAGE,
-        3,
-        3,
-        _SET_DETAILS,
-        ("priority", "apply-to"),
-        examples=(("set_operator_policy cap '.*' '{\"max-length\":100000}'", "no queue can have more messages"),),
-    ),
-    Command(
-        "set_policy",
-        GROUP,
-        "Creates or changes a policy",
-        partial(_set, _USERS),
-        _SET_USAGE,
-        3,
-        3,
-        _SET_DETAILS,
-        ("priority", "apply-to"),
-        examples=(
-            ("set_policy ttl '^logs\\.' '{\"message-ttl\":60000}' --apply-to queues", "messages expire after a minute"),
-            (
-                "set_policy --priority 1 dlx '^orders$' '{\"dead-letter-exchange\":\"dead\"}'",
-                "the matching policy with the higher priority applies",
-            ),
-        ),
-    ),
-)
 
-
-MONITORING: Final = "Monitoring, observability and health checks"
-COLUMNS: Final = ("vhost", "name", "pattern", "apply-to", "definition", "priority")
 KINDS: Final = {"policies": "Policy", "operator-policies": "Operator policy"}
 
 
@@ -213,11 +134,7 @@ def check(context: Context) -> None:
 
 def show(kind: str, context: Context) -> None:
     context.info(f"Listing {kind.replace('-', ' ')} with classic queue mirroring ...")
-    rows = [
-        [compact(each[name]) if name == "definition" else each[name] for name in COLUMNS]
-        for each in mirroring(context, kind)
-    ]
-    context.show(COLUMNS, rows)
+    context.show(_COLUMNS, [[json_cell(each[name]) for name in _COLUMNS] for each in mirroring(context, kind)])
 
 
 def remove(context: Context) -> None:
@@ -239,35 +156,13 @@ def remove(context: Context) -> None:
 def _listing(kind: str) -> Command:
     name = f"list_{kind.replace('-', '_')}_with_classic_queue_mirroring"
     return Command(
-        name,
         MONITORING,
-        f"Lists {kind.replace('-', ' ')} that ask for mirrors of classic queues; amqpd makes none",
         partial(show, kind),
+        f"Lists {kind.replace('-', ' ')} that ask for mirrors of classic queues; amqpd makes none",
         "[--no-table-headers] [--timeout <timeout>]",
-        options=("no-table-headers",),
+        own_name=name,
         examples=((name, "policies of all virtual hosts"),),
     )
-
-
-MIRROR_COMMANDS: Final = (
-    Command(
-        "check_if_cluster_has_classic_queue_mirroring_policy",
-        MONITORING,
-        "Fails if a policy asks for mirrors of classic queues",
-        check,
-        "[--timeout <timeout>]",
-        examples=(("check_if_cluster_has_classic_queue_mirroring_policy", "exit code 69 and names, if there are any"),),
-    ),
-    *(_listing(kind) for kind in KINDS),
-    Command(
-        "remove_classic_queue_mirroring_from_policies",
-        "Policies",
-        "Removes ha-mode and similar keys from all policies, and policies without other keys",
-        remove,
-        "[--timeout <timeout>]",
-        examples=(("remove_classic_queue_mirroring_from_policies", "before an upgrade to RabbitMQ 4"),),
-    ),
-)
 
 
 PARAMETER_GROUP: Final = "Parameters"
@@ -278,9 +173,8 @@ def set_parameter(context: Context) -> None:
     context.info(
         f'Setting runtime parameter "{name}" for component "{component}" to "{text}" in vhost "{context.vhost}" ...'
     )
-    answer = context.client.send("PUT", _parameter_path(context, component, name), {"value": json_of(text)})
-    answer.checked(VhostNotFound(context.vhost))
-    context.success()
+    path = _parameter_path(context, component, name)
+    context.change("PUT", path, {"value": json_of(text)}, VhostNotFound(context.vhost))
 
 
 def clear_parameter(context: Context) -> None:
@@ -288,8 +182,7 @@ def clear_parameter(context: Context) -> None:
     context.info(f'Clearing runtime parameter "{name}" for component "{component}" on vhost "{context.vhost}" ...')
     if component == "policy":  # rabbit: also if it does not exist
         raise Failure(UNAVAILABLE, "policies may not be cleared using this method")
-    context.client.send("DELETE", _parameter_path(context, component, name)).checked(NO_PARAMETER)
-    context.success()
+    context.change("DELETE", _parameter_path(context, component, name), missing=NO_PARAMETER)
 
 
 def list_parameters(context: Context) -> None:
@@ -303,15 +196,13 @@ def list_parameters(context: Context) -> None:
 def set_global_parameter(context: Context) -> None:
     name, text = context.operands
     context.info(f'Setting global runtime parameter "{name}" to "{text}" ...')
-    context.client.send("PUT", _global(name), {"value": json_of(text)}).checked()
-    context.success()
+    context.change("PUT", _global(name), {"value": json_of(text)})
 
 
 def clear_global_parameter(context: Context) -> None:
     name = context.operands[0]
     context.info(f'Clearing global runtime parameter "{name}" ...')
-    context.client.send("DELETE", _global(name)).checked(NO_PARAMETER)
-    context.success()
+    context.change("DELETE", _global(name), missing=NO_PARAMETER)
 
 
 def list_global_parameters(context: Context) -> None:
@@ -343,66 +234,120 @@ _PARAMETER: Final = ("<name>", "parameter name (identifier)")
 _VALUE: Final = ("<value>", "the value, as JSON")
 _TABLE: Final = ("no-table-headers",)
 
-PARAMETER_COMMANDS: Final = (
+
+_row = partial(Command, GROUP)
+
+COMMANDS: Final = (
+    _row(
+        partial(_clear, _OPERATORS),
+        "Removes an operator policy",
+        "[--vhost <vhost>] <name>",
+        (("<name>", "the operator policy"),),
+        own_name="clear_operator_policy",
+        examples=(("clear_operator_policy cap", "queues follow their policies and arguments again"),),
+    ),
+    _row(
+        partial(_clear, _USERS),
+        "Removes a policy",
+        "[--vhost <vhost>] <name>",
+        (("<name>", "the policy"),),
+        own_name="clear_policy",
+        examples=(("clear_policy -p shop orders", "exit code 69 if there is none"),),
+    ),
+    _row(
+        partial(_list, _OPERATORS),
+        "Shows the operator policies of a vhost",
+        _LIST_USAGE,
+        own_name="list_operator_policies",
+        examples=(("list_operator_policies -p shop", "by priority, the lowest first"),),
+    ),
+    _row(
+        partial(_list, _USERS),
+        "Shows the policies of a vhost",
+        _LIST_USAGE,
+        own_name="list_policies",
+        examples=(("list_policies -p shop --formatter json", "for programs"),),
+    ),
+    _row(
+        partial(_set, _OPERATORS),
+        "Sets an operator policy. Its limits apply in addition to other policies",
+        _SET_USAGE,
+        _SET_DETAILS,
+        own_name="set_operator_policy",
+        examples=(("set_operator_policy cap '.*' '{\"max-length\":100000}'", "no queue can have more messages"),),
+    ),
+    _row(
+        partial(_set, _USERS),
+        "Creates or changes a policy",
+        _SET_USAGE,
+        _SET_DETAILS,
+        own_name="set_policy",
+        examples=(
+            ("set_policy ttl '^logs\\.' '{\"message-ttl\":60000}' --apply-to queues", "messages expire after a minute"),
+            (
+                "set_policy --priority 1 dlx '^orders$' '{\"dead-letter-exchange\":\"dead\"}'",
+                "the matching policy with the higher priority applies",
+            ),
+        ),
+    ),
     Command(
-        "clear_global_parameter",
+        MONITORING,
+        check,
+        "Fails if a policy asks for mirrors of classic queues",
+        own_name="check_if_cluster_has_classic_queue_mirroring_policy",
+        examples=(("check_if_cluster_has_classic_queue_mirroring_policy", "exit code 69 and names, if there are any"),),
+    ),
+    *(_listing(kind) for kind in KINDS),
+    Command(
+        "Policies",
+        remove,
+        "Removes ha-mode and similar keys from all policies, and policies without other keys",
+        own_name="remove_classic_queue_mirroring_from_policies",
+        examples=(("remove_classic_queue_mirroring_from_policies", "before an upgrade to RabbitMQ 4"),),
+    ),
+    Command(
         PARAMETER_GROUP,
-        "Removes a global parameter",
         clear_global_parameter,
+        "Removes a global parameter",
         "<name>",
-        1,
-        1,
         (_PARAMETER,),
         examples=(("clear_global_parameter team", "exit code 69 if there is none"),),
     ),
     Command(
-        "clear_parameter",
         PARAMETER_GROUP,
-        "Removes a runtime parameter",
         clear_parameter,
+        "Removes a runtime parameter",
         "[--vhost <vhost>] <component_name> <name>",
-        2,
-        2,
         (_COMPONENT, _PARAMETER),
         examples=(("clear_parameter operator_policy cap", "as clear_operator_policy cap"),),
     ),
     Command(
-        "list_global_parameters",
         PARAMETER_GROUP,
-        "Lists global runtime parameters",
         list_global_parameters,
+        "Lists global runtime parameters",
         "[--no-table-headers] [--timeout <timeout>]",
-        options=_TABLE,
         examples=(("list_global_parameters --formatter json", "values are JSON texts"),),
     ),
     Command(
-        "list_parameters",
         PARAMETER_GROUP,
-        "Shows the parameters of a vhost",
         list_parameters,
+        "Shows the parameters of a vhost",
         "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]",
-        options=_TABLE,
         examples=(("list_parameters -p shop", "the list includes operator policies"),),
     ),
     Command(
-        "set_global_parameter",
         PARAMETER_GROUP,
-        "Sets a parameter of the whole broker",
         set_global_parameter,
+        "Sets a parameter of the whole broker",
         "<name> <value>",
-        2,
-        2,
         (_PARAMETER, _VALUE),
         examples=(("set_global_parameter cluster_name '\"shop\"'", "the name in server-properties"),),
     ),
     Command(
-        "set_parameter",
         PARAMETER_GROUP,
-        "Sets a runtime parameter",
         set_parameter,
+        "Sets a runtime parameter",
         "[--vhost <vhost>] <component_name> <name> <value>",
-        3,
-        3,
         (_COMPONENT, _PARAMETER, _VALUE),
         examples=(
             (

@@ -8,13 +8,14 @@ command but not the job: stop_job ends that.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from amqpd.cli.client import ApiAnswer, quoted
-from amqpd.cli.command import Command, Context
+from amqpd.cli.client import quoted
+from amqpd.cli.command import OPERATIONS, Command, Context
 from amqpd.cli.errors import SOFTWARE, UNAVAILABLE, USAGE, Failure, UsageError
-from amqpd.cli.listings import Item, Listing, plain, value, wanted
+from amqpd.cli.listings import Item, Listing, plain, show_items, value, wanted
 
 PAGE_COUNT: Final = 100
 BROWSE_COUNT: Final = 100
@@ -59,18 +60,16 @@ def browse_queue(context: Context) -> None:
     rows: list[list[Any]] = []
     while left > 0:
         asked = urlencode({**query, "count": min(left, PAGE_COUNT)})
-        answer = context.client.send("GET", f"{_queue(context)}/messages?{asked}")
-        if not answer.ok:
-            raise _failure(answer)
-        items: list[Item] = answer.data["messages"]
+        found = context.client.send("GET", f"{_queue(context)}/messages?{asked}").accepted().data
+        items: list[Item] = found["messages"]
         rows += [[value(item, MESSAGES, name) for name in columns] for item in items]
         left -= len(items)
-        if answer.data["ended"]:
+        if found["ended"]:
             break
-        query["offset"] = answer.data["next_offset"]
+        query["offset"] = found["next_offset"]
     context.show(columns, rows)
-    if not rows and answer.data["hint"]:
-        context.warn(answer.data["hint"])
+    if not rows and found["hint"]:
+        context.warn(found["hint"])
 
 
 def move_messages(context: Context) -> None:
@@ -138,10 +137,8 @@ def _run(context: Context, what: str, body: dict[str, object]) -> None:
         body["dry_run"] = True
     context.info(f"{what} queue '{context.operands[0]}' in vhost '{context.vhost}' ...")
     detach = "detach" in given
-    answer = context.client.send("POST", f"{_queue(context)}/jobs", {**body, "wait_ms": 0 if detach else WAIT_MS})
-    if not answer.ok:
-        raise _failure(answer)
-    job = answer.data
+    body["wait_ms"] = 0 if detach else WAIT_MS
+    job = context.client.send("POST", f"{_queue(context)}/jobs", body).accepted().data
     if detach:
         context.success(f"Job {job['id']} has begun: amqpctl list_jobs")
         return
@@ -159,9 +156,7 @@ def _follow(context: Context, job: Item) -> Item:
         answer = context.client.send("GET", f"/api/amqpd/jobs/{quoted(job['id'])}?wait_ms={WAIT_MS}")
         if answer.status == 404:
             raise Failure(UNAVAILABLE, f"job {job['id']} is unknown: the broker was restarted")
-        if not answer.ok:
-            raise _failure(answer)
-        job = answer.data
+        job = answer.accepted().data
     return job
 
 
@@ -184,148 +179,20 @@ def _tell(context: Context, job: Item) -> None:
 def list_jobs(context: Context) -> None:
     columns = wanted(JOBS, context.operands)
     context.info("Listing jobs ...")
-    items = context.client.get(JOBS.path)
-    context.show(columns, [[value(item, JOBS, name) for name in columns] for item in items])
+    show_items(context, JOBS, columns, context.client.get(JOBS.path))
 
 
 def stop_job(context: Context) -> None:
     id_ = context.operands[0]
     context.info(f"Stopping job {id_} ...")
-    answer = context.client.send("DELETE", f"/api/amqpd/jobs/{quoted(id_)}")
-    if not answer.ok:
-        raise _failure(answer)
-    context.success(f"Job {id_} is {answer.data['state']} after {answer.data['done']} messages")
-
-
-def _failure(answer: ApiAnswer) -> Failure:
-    """Return 69 for a missing object and 64 for a request that cannot be done."""
-    if answer.status == 404:
-        return Failure(UNAVAILABLE, answer.reason)
-    return Failure(USAGE, answer.reason) if answer.status == 400 else answer.failure()
+    job = context.client.send("DELETE", f"/api/amqpd/jobs/{quoted(id_)}").accepted().data
+    context.success(f"Job {id_} is {job['state']} after {job['done']} messages")
 
 
 _QUEUE: Final = ("<queue>", "queue with the messages")
 _SOME: Final = "[--where <SQL>] [--limit <number>] [--dry-run] [--detach]"
 _SOME_OPTIONS: Final = ("where", "limit", "detach")
 _TO: Final = "--to-queue <queue> | --to-exchange <exchange> [--routing-key <key>]"
-
-COMMANDS: Final = (
-    Command(
-        "browse_queue",
-        "Queues",
-        "Shows messages of a queue or stream, without changing them",
-        browse_queue,
-        "[--vhost <vhost>] [--where <SQL>] [--from-offset <offset> | --from-time <time>] [--limit <number>] "
-        "[--no-table-headers] <queue> [<column> ...]",
-        1,
-        None,
-        (_QUEUE,),
-        ("where", "from-offset", "from-time", "limit", "no-table-headers"),
-        MESSAGES.names(),
-        len(MESSAGES.default),
-        (
-            ("browse_queue orders", f"the first {BROWSE_COUNT} messages, also unacked ones"),
-            ("browse_queue --where \"customer = 'acme'\" orders offset headers", "messages with this header"),
-            ("browse_queue --from-time 2026-11-22T08:00:00 --formatter json orders", "messages since then, as JSON"),
-        ),
-    ),
-    Command(
-        "move_messages",
-        "Queues",
-        "Moves messages of a queue to another queue or to an exchange",
-        move_messages,
-        f"[--vhost <vhost>] {_TO} {_SOME} <queue>",
-        1,
-        1,
-        (_QUEUE,),
-        ("to-queue", "to-exchange", "routing-key", *_SOME_OPTIONS),
-        examples=(
-            ("move_messages --to-queue later orders", "all ready messages"),
-            ("move_messages --to-queue later --where \"customer = 'acme'\" orders", "the messages of one customer"),
-        ),
-    ),
-    Command(
-        "copy_messages",
-        "Queues",
-        "Copies messages of a queue or stream to another queue or to an exchange",
-        copy_messages,
-        f"[--vhost <vhost>] {_TO} [--from-offset <offset> | --from-time <time>] {_SOME} <queue>",
-        1,
-        1,
-        (_QUEUE,),
-        ("to-queue", "to-exchange", "routing-key", "from-offset", "from-time", *_SOME_OPTIONS),
-        examples=(("copy_messages --to-queue test --limit 1000 orders", "the first 1000 messages"),),
-    ),
-    Command(
-        "delete_messages",
-        "Queues",
-        "Deletes messages of a queue, without dead-lettering them",
-        delete_messages,
-        f"[--vhost <vhost>] {_SOME} <queue>",
-        1,
-        1,
-        (_QUEUE,),
-        _SOME_OPTIONS,
-        examples=(("delete_messages --where \"kind = 'test'\" orders", "messages of a test"),),
-    ),
-    Command(
-        "redrive",
-        "Queues",
-        "Sends dead letters back to the queues where they died first",
-        redrive,
-        f"[--vhost <vhost>] {_SOME} <queue>",
-        1,
-        1,
-        (("<queue>", "queue with the dead letters"),),
-        _SOME_OPTIONS,
-        examples=(
-            ("redrive --dry-run failed", "the number of messages that can go back, and why others cannot"),
-            ("redrive --limit 100 failed", "the first 100 messages, as a test"),
-        ),
-    ),
-    Command(
-        "rewind_queue",
-        "Queues",
-        "Puts settled messages since a time or offset back into their queue, or copies them to another one",
-        rewind_queue,
-        "[--vhost <vhost>] --to-time <time> | --to-offset <offset> [--until-time <time> | --until-offset <offset>] "
-        f"[--to-queue <queue>] {_SOME} <queue>",
-        1,
-        1,
-        (("<queue>", "queue that retains settled messages (x-retain)"),),
-        ("to-time", "to-offset", "until-time", "until-offset", "to-queue", *_SOME_OPTIONS),
-        examples=(
-            ("rewind_queue --to-time 2026-11-21T08:00:00 --dry-run orders", "only the number of messages"),
-            ("rewind_queue --to-offset 5000 --where \"customer = 'acme'\" orders", "the messages of one customer"),
-            ("rewind_queue --to-offset 0 --to-queue audit orders", "all retained messages, into another queue"),
-        ),
-    ),
-    Command(
-        "list_jobs",
-        "Queues",
-        "Lists running and recent jobs that move, copy, delete, redrive or rewind messages",
-        list_jobs,
-        "[--no-table-headers] [<column> ...]",
-        0,
-        None,
-        (),
-        ("no-table-headers",),
-        JOBS.names(),
-        len(JOBS.default),
-        (("list_jobs id queue state reason done left", "with the reason for waiting, and messages left in the queue"),),
-    ),
-    Command(
-        "stop_job",
-        "Queues",
-        "Stops a job; messages that it has not moved stay in their queue",
-        stop_job,
-        "<job>",
-        1,
-        1,
-        (("<job>", "ID of the job, see list_jobs"),),
-        examples=(("stop_job 3", "stops the job with the ID 3"),),
-    ),
-)
 
 
 LIMIT_MAX: Final = 10_000
@@ -348,55 +215,15 @@ def list_delayed_messages(context: Context) -> None:
             raise UsageError(f"The limit should be a whole number from 1 to {LIMIT_MAX}, not '{limit}'")
         path += f"?limit={limit}"
     context.info(f"Listing delayed messages in vhost {context.vhost} ...")
-    answer = context.client.send("GET", path)
-    if answer.status == 404:
-        raise Failure(UNAVAILABLE, answer.reason)
-    if not answer.ok:
-        raise answer.failure()
-    context.show(columns, [[value(item, DELAYED, name) for name in columns] for item in answer.data])
+    show_items(context, DELAYED, columns, context.client.get(path))
 
 
 def cancel_delayed_message(context: Context) -> None:
     message = context.operands[0]
     context.info(f"Cancelling delayed message '{message}' in vhost '{context.vhost}' ...")
-    answer = context.client.send("DELETE", f"{DELAYED.path.format(vhost=quoted(context.vhost))}/{quoted(message)}")
-    if answer.status in (400, 404):
-        raise Failure(UNAVAILABLE if answer.status == 404 else USAGE, answer.reason)
-    if not answer.ok:
-        raise answer.failure()
+    path = f"{DELAYED.path.format(vhost=quoted(context.vhost))}/{quoted(message)}"
+    context.client.send("DELETE", path).accepted()
     context.success()
-
-
-DELAYED_COMMANDS: Final = (
-    Command(
-        "list_delayed_messages",
-        "Queues",
-        "Lists delayed messages, the next due message first",
-        list_delayed_messages,
-        "[--vhost <vhost>] [--exchange <exchange>] [--limit <number>] [--no-table-headers] [<column> ...]",
-        0,
-        None,
-        (),
-        ("exchange", "limit", "no-table-headers"),
-        DELAYED.names(),
-        len(DELAYED.default),
-        (
-            ("list_delayed_messages -p shop", "the next 100: IDs, and due times in ms since 1970"),
-            ("list_delayed_messages --exchange reminders --limit 5 id due", "the next five messages of one exchange"),
-        ),
-    ),
-    Command(
-        "cancel_delayed_message",
-        "Queues",
-        "Cancels a delayed message",
-        cancel_delayed_message,
-        "[--vhost <vhost>] <id>",
-        1,
-        1,
-        (("<id>", "ID of the message, see list_delayed_messages"),),
-        examples=(("cancel_delayed_message -p shop 018bcfe56800-00018bcfe5680000", "deletes the message"),),
-    ),
-)
 
 
 _PID: Final = re.compile(r"<(?!0\.)[^<>]+\.[0-9]+\.[0-9]+>")  # rabbit: refuses <0.1.2>, which names no node
@@ -405,9 +232,8 @@ _PID: Final = re.compile(r"<(?!0\.)[^<>]+\.[0-9]+\.[0-9]+>")  # rabbit: refuses 
 def purge_queue(context: Context) -> None:
     name = context.operands[0]
     context.info(f"Purging queue '{name}' in vhost '{context.vhost}' ...")
-    answer = context.client.send("POST", "/api/amqpd/purge_queue", {"vhost": context.vhost, "queue": name})
-    answer.checked(Failure(UNAVAILABLE, "Queue not found"))
-    context.success()
+    body = {"vhost": context.vhost, "queue": name}
+    context.change("POST", "/api/amqpd/purge_queue", body, Failure(UNAVAILABLE, "Queue not found"))
 
 
 def delete_queue(context: Context) -> None:
@@ -458,62 +284,6 @@ def close_all_connections(context: Context) -> None:
     context.success(f"Closed {answer.data['closed']} connections")
 
 
-MESSAGE_COMMANDS: Final = (
-    Command(
-        "close_all_connections",
-        "Operations",
-        "Closes the connections of a vhost, or all connections",
-        close_all_connections,
-        "[--vhost <vhost> --limit <limit>] [--global] [--per-connection-delay <delay>] <explanation>",
-        1,
-        1,
-        (("<explanation>", "reason; clients get it with code 320"),),
-        ("limit", "global", "per-connection-delay"),
-        examples=(
-            ("close_all_connections 'maintenance'", "the connections of vhost /"),
-            ("close_all_connections --global --per-connection-delay 50 'maintenance'", "all, 20 per second"),
-        ),
-    ),
-    Command(
-        "close_connection",
-        "Operations",
-        "Closes the connection with this pid",
-        close_connection,
-        "<connection pid> <explanation>",
-        2,
-        2,
-        (
-            ("<connection pid>", "connection identifier, see list_connections pid"),
-            ("<explanation>", "reason; the client gets it with code 320"),
-        ),
-        examples=(("close_connection '<amqpd@host.3.0>' 'too many channels'", "a shell needs the quotes"),),
-    ),
-    Command(
-        "delete_queue",
-        "Queues",
-        "Deletes a queue",
-        delete_queue,
-        "[--vhost <vhost>] <queue_name> [--if-empty|-e] [--if-unused|-u] [--timeout <timeout>]",
-        1,
-        1,
-        (("<queue_name>", "the queue"),),
-        ("if-empty", "if-unused"),
-        examples=(("delete_queue -p shop orders --if-empty", "exit code 64 if the queue has messages"),),
-    ),
-    Command(
-        "purge_queue",
-        "Queues",
-        "Deletes the ready messages of a queue",
-        purge_queue,
-        "[--vhost <vhost>] <queue> [--timeout <timeout>]",
-        1,
-        1,
-        (("<queue>", "the queue; unacked messages stay with their consumers"),),
-        examples=(("purge_queue -p shop orders", "the queue has no ready messages"),),
-    ),
-)
-
-
 FOUND: Final = Listing(
     "/api/amqpd/trace/{vhost}",
     ("queue", "offset", "time", "state", "redelivered", "connection", "consumer", "reason"),
@@ -535,17 +305,12 @@ def trace_message(context: Context) -> None:
     going_on: dict[str, object] = {}
     skipped = 0
     while True:
-        path = f"/api/amqpd/trace/{quoted(context.vhost)}?{urlencode({**query, **going_on})}"
-        answer = context.client.send("GET", path)
-        if answer.status == 404:
-            raise Failure(UNAVAILABLE, answer.reason)
-        if not answer.ok:
-            raise answer.failure()
-        found += answer.data["found"]
-        skipped += answer.data["skipped"]
-        if answer.data["next"] is None:
+        answer = context.client.get(f"/api/amqpd/trace/{quoted(context.vhost)}?{urlencode({**query, **going_on})}")
+        found += answer["found"]
+        skipped += answer["skipped"]
+        if answer["next"] is None:
             break
-        going_on = answer.data["next"]
+        going_on = answer["next"]
         context.warn(f"{len(found)} found, looking at queue {going_on['queue']}, offset {going_on['offset']}")
     rows = [*found, *_gone(found)]
     context.show(columns, [[_shown(item, name) for name in columns] for item in rows])
@@ -573,20 +338,151 @@ def _gone(found: list[Item]) -> list[Item]:
     return list(gone.values())
 
 
-TRACE_COMMANDS: Final = (
+_row = partial(Command, "Queues")
+
+COMMANDS: Final = (
+    _row(
+        browse_queue,
+        "Shows messages of a queue or stream, without changing them",
+        "[--vhost <vhost>] [--where <SQL>] [--from-offset <offset> | --from-time <time>] [--limit <number>] "
+        "[--no-table-headers] <queue> [<column> ...]",
+        (_QUEUE,),
+        columns=MESSAGES.names(),
+        shown=len(MESSAGES.default),
+        examples=(
+            ("browse_queue orders", f"the first {BROWSE_COUNT} messages, also unacked ones"),
+            ("browse_queue --where \"customer = 'acme'\" orders offset headers", "messages with this header"),
+            ("browse_queue --from-time 2026-11-22T08:00:00 --formatter json orders", "messages since then, as JSON"),
+        ),
+    ),
+    _row(
+        move_messages,
+        "Moves messages of a queue to another queue or to an exchange",
+        f"[--vhost <vhost>] {_TO} {_SOME} <queue>",
+        (_QUEUE,),
+        examples=(
+            ("move_messages --to-queue later orders", "all ready messages"),
+            ("move_messages --to-queue later --where \"customer = 'acme'\" orders", "the messages of one customer"),
+        ),
+    ),
+    _row(
+        copy_messages,
+        "Copies messages of a queue or stream to another queue or to an exchange",
+        f"[--vhost <vhost>] {_TO} [--from-offset <offset> | --from-time <time>] {_SOME} <queue>",
+        (_QUEUE,),
+        examples=(("copy_messages --to-queue test --limit 1000 orders", "the first 1000 messages"),),
+    ),
+    _row(
+        delete_messages,
+        "Deletes messages of a queue, without dead-lettering them",
+        f"[--vhost <vhost>] {_SOME} <queue>",
+        (_QUEUE,),
+        examples=(("delete_messages --where \"kind = 'test'\" orders", "messages of a test"),),
+    ),
+    _row(
+        redrive,
+        "Sends dead letters back to the queues where they died first",
+        f"[--vhost <vhost>] {_SOME} <queue>",
+        (("<queue>", "queue with the dead letters"),),
+        examples=(
+            ("redrive --dry-run failed", "the number of messages that can go back, and why others cannot"),
+            ("redrive --limit 100 failed", "the first 100 messages, as a test"),
+        ),
+    ),
+    _row(
+        rewind_queue,
+        "Puts settled messages since a time or offset back into their queue, or copies them to another one",
+        "[--vhost <vhost>] --to-time <time> | --to-offset <offset> [--until-time <time> | --until-offset <offset>] "
+        f"[--to-queue <queue>] {_SOME} <queue>",
+        (("<queue>", "queue that retains settled messages (x-retain)"),),
+        examples=(
+            ("rewind_queue --to-time 2026-11-21T08:00:00 --dry-run orders", "only the number of messages"),
+            ("rewind_queue --to-offset 5000 --where \"customer = 'acme'\" orders", "the messages of one customer"),
+            ("rewind_queue --to-offset 0 --to-queue audit orders", "all retained messages, into another queue"),
+        ),
+    ),
+    _row(
+        list_jobs,
+        "Lists running and recent jobs that move, copy, delete, redrive or rewind messages",
+        "[--no-table-headers] [<column> ...]",
+        columns=JOBS.names(),
+        shown=len(JOBS.default),
+        examples=(
+            (
+                "list_jobs id queue state reason done left",
+                "with the reason for waiting, and messages left in the queue",
+            ),
+        ),
+    ),
+    _row(
+        stop_job,
+        "Stops a job; messages that it has not moved stay in their queue",
+        "<job>",
+        (("<job>", "ID of the job, see list_jobs"),),
+        examples=(("stop_job 3", "stops the job with the ID 3"),),
+    ),
+    _row(
+        list_delayed_messages,
+        "Lists delayed messages, the next due message first",
+        "[--vhost <vhost>] [--exchange <exchange>] [--limit <number>] [--no-table-headers] [<column> ...]",
+        columns=DELAYED.names(),
+        shown=len(DELAYED.default),
+        examples=(
+            ("list_delayed_messages -p shop", "the next 100: IDs, and due times in ms since 1970"),
+            ("list_delayed_messages --exchange reminders --limit 5 id due", "the next five messages of one exchange"),
+        ),
+    ),
+    _row(
+        cancel_delayed_message,
+        "Cancels a delayed message",
+        "[--vhost <vhost>] <id>",
+        (("<id>", "ID of the message, see list_delayed_messages"),),
+        examples=(("cancel_delayed_message -p shop 018bcfe56800-00018bcfe5680000", "deletes the message"),),
+    ),
     Command(
-        "trace_message",
-        "Queues",
-        "Shows the present and earlier queues of messages with an ID, as far as the logs have them",
-        trace_message,
-        "[--vhost <vhost>] [--correlation-id] [--no-table-headers] <id> [<column> ...]",
-        1,
-        None,
-        (("<id>", "the property message_id"),),
-        ("correlation-id", "no-table-headers"),
-        FOUND.names(),
-        len(FOUND.default),
+        OPERATIONS,
+        close_all_connections,
+        "Closes the connections of a vhost, or all connections",
+        "[--vhost <vhost> --limit <limit>] [--global] [--per-connection-delay <delay>] <explanation>",
+        (("<explanation>", "reason; clients get it with code 320"),),
+        examples=(
+            ("close_all_connections 'maintenance'", "the connections of vhost /"),
+            ("close_all_connections --global --per-connection-delay 50 'maintenance'", "all, 20 per second"),
+        ),
+    ),
+    Command(
+        OPERATIONS,
+        close_connection,
+        "Closes the connection with this pid",
+        "<connection pid> <explanation>",
         (
+            ("<connection pid>", "connection identifier, see list_connections pid"),
+            ("<explanation>", "reason; the client gets it with code 320"),
+        ),
+        examples=(("close_connection '<amqpd@host.3.0>' 'too many channels'", "a shell needs the quotes"),),
+    ),
+    _row(
+        delete_queue,
+        "Deletes a queue",
+        "[--vhost <vhost>] <queue_name> [--if-empty|-e] [--if-unused|-u] [--timeout <timeout>]",
+        (("<queue_name>", "the queue"),),
+        examples=(("delete_queue -p shop orders --if-empty", "exit code 64 if the queue has messages"),),
+    ),
+    _row(
+        purge_queue,
+        "Deletes the ready messages of a queue",
+        "[--vhost <vhost>] <queue> [--timeout <timeout>]",
+        (("<queue>", "the queue; unacked messages stay with their consumers"),),
+        examples=(("purge_queue -p shop orders", "the queue has no ready messages"),),
+    ),
+    _row(
+        trace_message,
+        "Shows the present and earlier queues of messages with an ID, as far as the logs have them",
+        "[--vhost <vhost>] [--correlation-id] [--no-table-headers] <id> [<column> ...]",
+        (("<id>", "the property message_id"),),
+        columns=FOUND.names(),
+        shown=len(FOUND.default),
+        examples=(
             ("trace_message 8f1c", "its queues and states: ready, unacked (with the consumer), settled or gone"),
             ("trace_message --correlation-id order-7 queue state time", "all messages with one correlation_id"),
         ),

@@ -17,14 +17,12 @@ from typing import Any, Final
 
 from amqpd import __version__
 from amqpd.cli.client import ApiAnswer, quoted
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import MONITORING, OPERATIONS, Command, Context
 from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, USAGE, ApiRefused, Failure, UsageError, VhostNotFound
-from amqpd.cli.formatters import compact
+from amqpd.cli.formatters import compact, json_cell
 from amqpd.cli.listings import Listing, list_items, plain, wanted
 from amqpd.cli.users import no_user
 
-OPERATIONS: Final = "Operations"
-MONITORING: Final = "Monitoring, observability and health checks"
 _UNRESPONSIVE: Final = ("name",)
 _UNRESPONSIVE_COLUMNS: Final = ("arguments", "auto_delete", "durable", "name", "type", "vhost")
 
@@ -37,16 +35,14 @@ def suspend_listeners(context: Context) -> None:
         f"Will suspend client connection listeners on node {context.node}. "
         "The node will no longer accept client connections!"
     )
-    context.client.send("POST", "/api/amqpd/suspend_listeners").checked()
-    context.success()
+    context.change("POST", "/api/amqpd/suspend_listeners")
 
 
 def resume_listeners(context: Context) -> None:
     context.info(
         f"Will resume client connection listeners on node {context.node}. The node will now accept client connections"
     )
-    context.client.send("POST", "/api/amqpd/resume_listeners").checked()
-    context.success()
+    context.change("POST", "/api/amqpd/resume_listeners")
 
 
 def close_all_user_connections(context: Context) -> None:
@@ -54,8 +50,7 @@ def close_all_user_connections(context: Context) -> None:
     context.info(f"Closing connections of user {user}, reason: {reason}...")
     context.no_timeout()
     body = {"username": user, "reason": reason}
-    context.client.send("POST", "/api/amqpd/close_user_connections", body).checked()
-    context.success()
+    context.change("POST", "/api/amqpd/close_user_connections", body)
 
 
 # -- rights ------------------------------------------------------------------------------------------------------------
@@ -134,127 +129,13 @@ def list_policies_that_match(context: Context) -> None:
     found = [each for each in answer.data if each["apply-to"] in wanted and re.search(each["pattern"], name)]
     found.sort(key=lambda each: -each["priority"])
     columns = ("name", "pattern", "apply-to", "definition", "priority")
-    context.show(columns, [[_text(each[key]) for key in columns] for each in found])
-
-
-def _text(value: Any) -> Any:
-    from amqpd.cli.formatters import compact
-
-    return compact(value) if isinstance(value, dict) else value
-
-
-def _command(
-    name: str,
-    group: str,
-    summary: str,
-    run: Callable[[Context], None],
-    example: str,
-    effect: str,
-    *operands: tuple[str, str],
-    usage: str = "",
-    options: tuple[str, ...] = (),
-    needs_app: bool = True,
-) -> Command:
-    words = " ".join(operand for operand, _ in operands)
-    count = len(operands)
-    line = f"{usage}{' ' if usage and words else ''}{words}"
-    return Command(
-        name, group, summary, run, line, count, count, operands, options, (), 0, ((example, effect),), needs_app
-    )
+    context.show(columns, [[json_cell(each[key]) for key in columns] for each in found])
 
 
 _USER: Final = ("<username>", "name of the user")
 _VHOST: Final = "[--vhost <vhost>]"
 
-COMMANDS: Final = (
-    _command(
-        "suspend_listeners",
-        OPERATIONS,
-        "Refuses new connections; open ones stay",
-        suspend_listeners,
-        "suspend_listeners",
-        "the admin API still listens, for resume_listeners",
-        needs_app=False,
-    ),
-    _command(
-        "resume_listeners",
-        OPERATIONS,
-        "Accepts connections again after suspend_listeners",
-        resume_listeners,
-        "resume_listeners",
-        "on the same ports",
-        needs_app=False,
-    ),
-    _command(
-        "close_all_user_connections",
-        OPERATIONS,
-        "Closes the connections of a user",
-        close_all_user_connections,
-        "close_all_user_connections alice 'password change'",
-        "clients get code 320 with the reason",
-        _USER,
-        ("<explanation>", "reason; clients get it with code 320"),
-    ),
-    _command(
-        "list_user_topic_permissions",
-        "Access Control",
-        "Lists user topic permissions",
-        list_user_topic_permissions,
-        "list_user_topic_permissions alice",
-        "one row per exchange",
-        _USER,
-        usage="[--no-table-headers]",
-        options=("no-table-headers",),
-    ),
-    _command(
-        "set_permissions_globally",
-        "Access Control",
-        "Sets the permissions of a user in all existing vhosts",
-        set_permissions_globally,
-        "set_permissions_globally alice '.*' '.*' '.*'",
-        "as set_permissions in each vhost",
-        _USER,
-        ("<conf>", "as in set_permissions"),
-        ("<write>", "a regular expression, as for configure"),
-        ("<read>", "a regular expression, as for configure"),
-    ),
-    _command(
-        "restart_vhost",
-        "Virtual hosts",
-        "Restarts a failed vhost: no effect, vhosts of amqpd do not fail alone",
-        restart_vhost,
-        "restart_vhost -p shop",
-        "exit code 0 if it exists, else 70",
-        usage=_VHOST,
-    ),
-    Command(
-        "list_unresponsive_queues",
-        MONITORING,
-        "Lists queues that accept no messages because their log failed",
-        list_unresponsive_queues,
-        "[--vhost <vhost>] [--local] [--queue-timeout <milliseconds>] [<column> ...] [--no-table-headers]",
-        0,
-        None,
-        options=("local", "queue-timeout", "no-table-headers"),
-        columns=(*_UNRESPONSIVE, *(name for name in _UNRESPONSIVE_COLUMNS if name != "name")),
-        shown=1,
-        examples=(("list_unresponsive_queues -p shop name type", "an empty list, unless a disk failed"),),
-    ),
-    _command(
-        "list_policies_that_match",
-        "Policies",
-        "Lists the policies whose pattern matches a name",
-        list_policies_that_match,
-        "list_policies_that_match -p shop orders",
-        "the first policy applies",
-        ("<name>", "name of a queue or an exchange, which need not exist"),
-        usage=_VHOST,
-        options=("object-type",),
-    ),
-)
 
-
-CIPHER_SUITE_GROUP: Final = "Monitoring, observability and health checks"
 FORMS: Final = {"openssl": "OpenSSL", "erlang": "Erlang term", "map": "map"}
 _KEYS: Final = ("cipher", "key_exchange", "mac", "prf")
 
@@ -285,32 +166,6 @@ def cipher_suites(context: Context) -> None:
         tuples = [[each[key] for key in ("key_exchange", "cipher", "mac", "prf")] for each in found]
         lines = [f"{{{','.join(each)}}}" for each in tuples]
         context.answer(tuples, "[\n" + "\n,".join(lines) + "\n]")
-
-
-CIPHER_SUITE_COMMANDS: Final = (
-    Command(
-        "cipher_suites",
-        CIPHER_SUITE_GROUP,
-        "Lists the cipher suites of TLS listeners, or all of the library",
-        cipher_suites,
-        "[--format <openssl | erlang | map>] [--all] [--timeout <timeout>]",
-        options=("format", "all", "openssl-format"),
-        examples=(
-            ("cipher_suites", "OpenSSL's names, the preferred one first"),
-            ("cipher_suites --format map --all", "in a format of RabbitMQ's configuration"),
-        ),
-        needs_app=False,
-    ),
-    Command(
-        "tls_versions",
-        CIPHER_SUITE_GROUP,
-        "Lists the TLS versions of listeners",
-        tls_versions,
-        "[--timeout <timeout>]",
-        examples=(("tls_versions", "TLS 1.2 and 1.3"),),
-        needs_app=False,
-    ),
-)
 
 
 _BINARY: Final = '<<"([^"\\\\\\x00-\\x1f]*)">>'
@@ -446,38 +301,6 @@ def _do(context: Context, text: str) -> None:
     raise Failure(UNAVAILABLE, f"amqpctl evaluates no Erlang. It knows only these expressions:{known}")
 
 
-EVAL_COMMANDS: Final = (
-    Command(
-        "eval",
-        "Operations",
-        "Runs one of six Erlang expressions from clients' test suites and Puppet, and no others",
-        evaluate,
-        "<expression>",
-        0,
-        1,
-        (
-            ("<expression>", "one of the following; without it, read from standard input"),
-            *((example, hint) for example, hint, _, _ in KNOWN),
-        ),
-        examples=(
-            ("eval 'rabbit_alarm:set_alarm({{resource_limit, disk, node()}, []}).'", "same as set_alarm disk"),
-            ("eval 'application:set_env(rabbit, loopback_users, []).'", "guest can connect from other machines"),
-        ),
-    ),
-    Command(
-        "eval_file",
-        "Operations",
-        "Runs an expression of eval in a file",
-        evaluate_file,
-        "<file>",
-        1,
-        1,
-        (("<file>", "file with one of the expressions of eval"),),
-        examples=(("eval_file alarm.erl", "same as eval with the content of the file"),),
-    ),
-)
-
-
 FEATURE_FLAG_GROUP: Final = "Feature flags"
 FLAGS: Final = Listing(
     "/api/feature-flags", ("name", "state"), plain("name", "state", "stability", "provided_by", "desc", "doc_url")
@@ -513,45 +336,6 @@ def list_deprecated_features(context: Context) -> None:
     context.info("Listing deprecated features ...")
     context.client.get("/api/amqpd/ping")
     context.show(columns, [])
-
-
-FEATURE_FLAG_COMMANDS: Final = (
-    Command(
-        "enable_feature_flag",
-        FEATURE_FLAG_GROUP,
-        "Enables a feature flag or all: no effect, all are enabled",
-        enable_feature_flag,
-        "<all | feature_flag>",
-        1,
-        1,
-        (("<all | feature_flag>", "a name in list_feature_flags; exit code 64 for other names"),),
-        examples=(("enable_feature_flag all", "exit code 0, no effect"),),
-    ),
-    Command(
-        "list_deprecated_features",
-        FEATURE_FLAG_GROUP,
-        "Lists deprecated features: always empty, amqpd has none",
-        list_deprecated_features,
-        "[<column> ...] [--no-table-headers] [--timeout <timeout>]",
-        most=None,
-        options=("no-table-headers",),
-        columns=DEPRECATED.names(),
-        shown=len(DEPRECATED.default),
-        examples=(("list_deprecated_features name state", "an empty list"),),
-    ),
-    Command(
-        "list_feature_flags",
-        FEATURE_FLAG_GROUP,
-        "Lists feature flags: all are enabled",
-        list_feature_flags,
-        "[<column> ...] [--no-table-headers] [--timeout <timeout>]",
-        most=None,
-        options=("no-table-headers",),
-        columns=FLAGS.names(),
-        shown=len(FLAGS.default),
-        examples=(("list_feature_flags name state stability", "RabbitMQ's names"),),
-    ),
-)
 
 
 PLUGIN_GROUP: Final = "Plugin Management"
@@ -695,88 +479,196 @@ def directories(context: Context) -> None:
     context.answer(answer, "amqpd has no plugin directories: its plugins are built in")
 
 
-_NAMES: Final = ("<plugin>", "name of a plugin of RabbitMQ")
-_WHERE: Final = ("online", "offline")
-
-
-def _plugin_command(
-    name: str,
-    summary: str,
-    run: Callable[[Context], None],
-    example: str,
-    effect: str,
-    operands: str = "<plugin> [<plugin> ...]",
-    least: int = 1,
-    most: int | None = None,
-    options: tuple[str, ...] = _WHERE,
-) -> Command:
-    details = (_NAMES,) if most != 0 else ()
-    own = "".join(f"[--{option}] " for option in options)
-    usage = f"{own}{operands}"
-    return Command(
-        name, PLUGIN_GROUP, summary, run, usage, least, most, details, options, (), 0, ((example, effect),), False
-    )
-
+_PLUGINS: Final = (("<plugin>", "name of a plugin of RabbitMQ"),)
+_plugin = partial(Command, "Plugin Management", needs_app=False)
 
 PLUGIN_COMMANDS: Final = (
-    _plugin_command(
-        "directories",
-        "Displays plugin directories: always empty, amqpd has none",
+    _plugin(
         directories,
-        "directories",
-        "empty, for scripts",
-        "",
-        0,
-        0,
+        "Displays plugin directories: always empty, amqpd has none",
+        "[--online] [--offline] ",
+        examples=(("directories", "empty, for scripts"),),
     ),
-    _plugin_command(
-        "disable",
-        "Disables plugins: refused for plugins that are built into amqpd",
+    _plugin(
         disable,
-        "disable rabbitmq_mqtt",
-        "exit code 0, as amqpd does not have it; 69 for a built-in plugin",
-        "[<plugin> ...]",
-        0,
-        None,
-        ("all", *_WHERE),
+        "Disables plugins: refused for plugins that are built into amqpd",
+        "[--all] [--online] [--offline] [<plugin> ...]",
+        _PLUGINS,
+        examples=(("disable rabbitmq_mqtt", "exit code 0, as amqpd does not have it; 69 for a built-in plugin"),),
     ),
-    _plugin_command(
-        "enable",
-        "Enables plugins: built-in plugins are always enabled",
+    _plugin(
         enable,
-        "enable rabbitmq_management",
-        "exit code 0; 70 for a plugin that amqpd does not have",
-        "[<plugin> ...]",
-        0,
-        None,
-        ("all", *_WHERE),
+        "Enables plugins: built-in plugins are always enabled",
+        "[--all] [--online] [--offline] [<plugin> ...]",
+        _PLUGINS,
+        examples=(("enable rabbitmq_management", "exit code 0; 70 for a plugin that amqpd does not have"),),
     ),
-    _plugin_command(
-        "is_enabled",
-        "Fails if amqpd does not have a plugin",
+    _plugin(
         is_enabled,
-        "is_enabled rabbitmq_management",
-        "exit code 0, as amqpd has the admin API",
+        "Fails if amqpd does not have a plugin",
+        "[--online] [--offline] <plugin> [<plugin> ...]",
+        _PLUGINS,
+        examples=(("is_enabled rabbitmq_management", "exit code 0, as amqpd has the admin API"),),
     ),
-    _plugin_command(
-        "list",
-        "Lists plugins of RabbitMQ that are built into amqpd",
+    _plugin(
         list_plugins,
-        "list -e -m",
-        "only names",
-        "[<pattern>]",
-        0,
-        1,
-        ("verbose", "minimal", "enabled", "implicitly-enabled", *_WHERE),
+        "Lists plugins of RabbitMQ that are built into amqpd",
+        "[--verbose] [--minimal] [--enabled] [--implicitly-enabled] [--online] [--offline] [<pattern>]",
+        _PLUGINS,
+        own_name="list",
+        examples=(("list -e -m", "only names"),),
     ),
-    _plugin_command(
-        "set",
-        "Enables these plugins and disables others; built-in plugins stay enabled",
+    _plugin(
         set_plugins,
-        "set rabbitmq_management",
-        "exit code 0: it is enabled",
-        "[<plugin> ...]",
-        0,
-        None,
+        "Enables these plugins and disables others; built-in plugins stay enabled",
+        "[--online] [--offline] [<plugin> ...]",
+        _PLUGINS,
+        own_name="set",
+        examples=(("set rabbitmq_management", "exit code 0: it is enabled"),),
+    ),
+)
+
+_row = partial(Command, OPERATIONS)
+
+COMMANDS: Final = (
+    _row(
+        suspend_listeners,
+        "Refuses new connections; open ones stay",
+        "",
+        examples=(("suspend_listeners", "the admin API still listens, for resume_listeners"),),
+        needs_app=False,
+    ),
+    _row(
+        resume_listeners,
+        "Accepts connections again after suspend_listeners",
+        "",
+        examples=(("resume_listeners", "on the same ports"),),
+        needs_app=False,
+    ),
+    _row(
+        close_all_user_connections,
+        "Closes the connections of a user",
+        "<username> <explanation>",
+        (
+            _USER,
+            ("<explanation>", "reason; clients get it with code 320"),
+        ),
+        examples=(("close_all_user_connections alice 'password change'", "clients get code 320 with the reason"),),
+    ),
+    Command(
+        "Access Control",
+        list_user_topic_permissions,
+        "Lists user topic permissions",
+        "[--no-table-headers] <username>",
+        (_USER,),
+        examples=(("list_user_topic_permissions alice", "one row per exchange"),),
+    ),
+    Command(
+        "Access Control",
+        set_permissions_globally,
+        "Sets the permissions of a user in all existing vhosts",
+        "<username> <conf> <write> <read>",
+        (
+            _USER,
+            ("<conf>", "as in set_permissions"),
+            ("<write>", "a regular expression, as for configure"),
+            ("<read>", "a regular expression, as for configure"),
+        ),
+        examples=(("set_permissions_globally alice '.*' '.*' '.*'", "as set_permissions in each vhost"),),
+    ),
+    Command(
+        "Virtual hosts",
+        restart_vhost,
+        "Restarts a failed vhost: no effect, vhosts of amqpd do not fail alone",
+        "[--vhost <vhost>]",
+        examples=(("restart_vhost -p shop", "exit code 0 if it exists, else 70"),),
+    ),
+    Command(
+        MONITORING,
+        list_unresponsive_queues,
+        "Lists queues that accept no messages because their log failed",
+        "[--vhost <vhost>] [--local] [--queue-timeout <milliseconds>] [<column> ...] [--no-table-headers]",
+        columns=(*_UNRESPONSIVE, *(name for name in _UNRESPONSIVE_COLUMNS if name != "name")),
+        shown=1,
+        examples=(("list_unresponsive_queues -p shop name type", "an empty list, unless a disk failed"),),
+    ),
+    Command(
+        "Policies",
+        list_policies_that_match,
+        "Lists the policies whose pattern matches a name",
+        "[--vhost <vhost>] <name>",
+        (("<name>", "name of a queue or an exchange, which need not exist"),),
+        own_options=("object-type",),
+        examples=(("list_policies_that_match -p shop orders", "the first policy applies"),),
+    ),
+    Command(
+        MONITORING,
+        cipher_suites,
+        "Lists the cipher suites of TLS listeners, or all of the library",
+        "[--format <openssl | erlang | map>] [--all] [--timeout <timeout>]",
+        own_options=("format", "all", "openssl-format"),
+        examples=(
+            ("cipher_suites", "OpenSSL's names, the preferred one first"),
+            ("cipher_suites --format map --all", "in a format of RabbitMQ's configuration"),
+        ),
+        needs_app=False,
+    ),
+    Command(
+        MONITORING,
+        tls_versions,
+        "Lists the TLS versions of listeners",
+        examples=(("tls_versions", "TLS 1.2 and 1.3"),),
+        needs_app=False,
+    ),
+    Command(
+        OPERATIONS,
+        evaluate,
+        "Runs one of six Erlang expressions from clients' test suites and Puppet, and no others",
+        "<expression>",
+        (
+            ("<expression>", "one of the following; without it, read from standard input"),
+            *((example, hint) for example, hint, _, _ in KNOWN),
+        ),
+        own_name="eval",
+        examples=(
+            ("eval 'rabbit_alarm:set_alarm({{resource_limit, disk, node()}, []}).'", "same as set_alarm disk"),
+            ("eval 'application:set_env(rabbit, loopback_users, []).'", "guest can connect from other machines"),
+        ),
+        needs=0,
+    ),
+    Command(
+        OPERATIONS,
+        evaluate_file,
+        "Runs an expression of eval in a file",
+        "<file>",
+        (("<file>", "file with one of the expressions of eval"),),
+        own_name="eval_file",
+        examples=(("eval_file alarm.erl", "same as eval with the content of the file"),),
+    ),
+    Command(
+        FEATURE_FLAG_GROUP,
+        enable_feature_flag,
+        "Enables a feature flag or all: no effect, all are enabled",
+        "<all | feature_flag>",
+        (("<all | feature_flag>", "a name in list_feature_flags; exit code 64 for other names"),),
+        examples=(("enable_feature_flag all", "exit code 0, no effect"),),
+    ),
+    Command(
+        FEATURE_FLAG_GROUP,
+        list_deprecated_features,
+        "Lists deprecated features: always empty, amqpd has none",
+        "[<column> ...] [--no-table-headers] [--timeout <timeout>]",
+        columns=DEPRECATED.names(),
+        shown=len(DEPRECATED.default),
+        examples=(("list_deprecated_features name state", "an empty list"),),
+    ),
+    Command(
+        FEATURE_FLAG_GROUP,
+        list_feature_flags,
+        "Lists feature flags: all are enabled",
+        "[<column> ...] [--no-table-headers] [--timeout <timeout>]",
+        columns=FLAGS.names(),
+        shown=len(FLAGS.default),
+        examples=(("list_feature_flags name state stability", "RabbitMQ's names"),),
     ),
 )

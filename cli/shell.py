@@ -10,6 +10,7 @@ from __future__ import annotations
 import stat
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from amqpd.cli.client import ApiClient, quoted
@@ -188,42 +189,33 @@ def _is_ours(path: object) -> bool:
         return False
 
 
+_row = partial(Command, "Help")
+
 COMMANDS: Final = (
-    Command(
-        "autocomplete",
-        "Help",
-        "Displays completions of a word, for shells",
+    _row(
         autocomplete,
+        "Displays completions of a word, for shells",
         "<prefix> | -- <word> [<word> ...] <prefix>",
-        1,
-        None,
         (("<prefix>", "the beginning of a command; after other words, of an option, a column or a name"),),
         examples=(
             ("autocomplete list_q", "list_queues"),
             ("autocomplete -- purge_queue -p shop ord", "queues of vhost shop whose names begin with ord"),
         ),
         needs_app=False,
+        needs=1,
     ),
-    Command(
-        "completion",
-        "Help",
-        "Displays a script that completes commands, options and names in a shell",
+    _row(
         completion,
+        "Displays a script that completes commands, options and names in a shell",
         "<bash | zsh | fish>",
-        1,
-        1,
         (("<bash | zsh | fish>", "the shell"),),
         examples=(("completion bash", "source <(amqpctl completion bash), in ~/.bashrc"),),
         needs_app=False,
     ),
-    Command(
-        "install_aliases",
-        "Help",
-        "Installs amqpctl under the names of RabbitMQ's tools, for scripts that call them",
+    _row(
         install_aliases,
+        "Installs amqpctl under the names of RabbitMQ's tools, for scripts that call them",
         "<directory>",
-        1,
-        1,
         (("<directory>", f"a directory in PATH; the command writes {', '.join(TOOLS[1:])}"),),
         examples=(("install_aliases ~/.local/bin", "refused if such a program exists there already"),),
         needs_app=False,

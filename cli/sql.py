@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError
 from amqpd.cli.export import missing_packages, payload_options, read_source
-from amqpd.cli.formatters import cell, compact, csv_lines
+from amqpd.cli.formatters import cell, compact, csv_lines, json_cell
 
 if TYPE_CHECKING:
     from amqpd.storage.export.payload import PayloadFormat, PayloadOptions
@@ -181,7 +181,7 @@ def _write(context: Context, reader: Any) -> None:
     if line.formatter == "json":
         _write_objects(context, columns, chunks)
         return
-    flat = ([[_cell(each) for each in row] for row in rows] for rows in chunks)
+    flat = ([[json_cell(each) for each in row] for row in rows] for rows in chunks)
     if line.formatter in ("pretty_table", "erlang"):
         context.show(columns, [row for rows in flat for row in rows])
         return
@@ -259,23 +259,15 @@ def _json_value(value: Any) -> Any:
     return str(value)
 
 
-def _cell(value: Any) -> Any:
-    """Return a value for a table: structs, maps and lists are JSON."""
-    return compact(value) if isinstance(value, dict | list) else value
-
-
 COMMANDS: Final = (
     Command(
-        "sql",
         "Queues",
-        "Runs SQL on durable queues, without consuming their messages",
         sql,
+        "Runs SQL on durable queues, without consuming their messages",
         "[--vhost <vhost>] [<statement>] [--include-settled] [--allow-data-loss] "
         "[--payload <format> [--payload-schema <file>] [--schema-registry <url>]]",
-        0,
-        1,
         (("<statement>", "a statement of DuckDB; without it, the list of all tables"),),
-        (
+        own_options=(
             "include-settled",
             "allow-data-loss",
             "no-table-headers",

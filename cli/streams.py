@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from amqpd.cli.client import ApiAnswer, quoted
+from amqpd.cli.client import quoted
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, USAGE, Failure, UsageError
-from amqpd.cli.listings import Listing, plain, value, wanted
+from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, Failure, UsageError
+from amqpd.cli.listings import Listing, plain, show_items, wanted
 
 OFFSETS: Final = Listing(
     "/api/queues/{vhost}/{queue}/offsets", ("name", "offset", "lag"), plain("name", "offset", "lag", "time")
@@ -30,8 +30,7 @@ def _path(context: Context, *names: str) -> str:
 def list_stream_offsets(context: Context) -> None:
     columns = wanted(OFFSETS, context.operands[1:])
     context.info(f"Listing stored offsets of queue {context.operands[0]} in vhost {context.vhost} ...")
-    answer = _checked(context.client.send("GET", _path(context)))
-    context.show(columns, [[value(item, OFFSETS, name) for name in columns] for item in answer.data])
+    show_items(context, OFFSETS, columns, context.client.send("GET", _path(context)).accepted().data)
 
 
 def set_stream_offset(context: Context) -> None:
@@ -39,14 +38,14 @@ def set_stream_offset(context: Context) -> None:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise UsageError(f"The offset should be a whole number that is at least 0, not '{text}'")
     context.info(f"Setting the stored offset of consumer '{name}' of queue '{queue}' in vhost '{context.vhost}' ...")
-    _checked(context.client.send("PUT", _path(context, name), {"offset": int(text)}))
+    context.client.send("PUT", _path(context, name), {"offset": int(text)}).accepted()
     context.success()
 
 
 def delete_stream_offset(context: Context) -> None:
     queue, name = context.operands
     context.info(f"Deleting the stored offset of consumer '{name}' of queue '{queue}' in vhost '{context.vhost}' ...")
-    _checked(context.client.send("DELETE", _path(context, name)))
+    context.client.send("DELETE", _path(context, name)).accepted()
     context.success()
 
 
@@ -56,75 +55,14 @@ def list_stream_tracking(context: Context) -> None:
     if len(kinds) > 1:
         raise UsageError("Specify only one of --all, --offset, --writer.")
     context.info(f"Listing tracking information for stream {context.operands[0]} ...")
-    found = _checked(context.client.send("GET", _path(context))).data
+    found = context.client.send("GET", _path(context)).accepted().data
     value_of = "offset" if kinds == ["offset"] else "offset (sequence)"
     columns = ("type", "name", value_of)
     context.show(columns, [] if kinds == ["writer"] else [["offset", each["name"], each["offset"]] for each in found])
 
 
-def _checked(answer: ApiAnswer) -> ApiAnswer:
-    """Return the answer. Raises: Failure, with 64 if the queue is no stream or the offset is out of bounds."""
-    if answer.status == 400:
-        raise Failure(USAGE, answer.reason)
-    return answer.checked()
-
-
 _QUEUE: Final = ("<queue>", "a stream")
 _NAME: Final = ("<consumer name>", "the consumers' x-stream-consumer-name")
-
-COMMANDS: Final = (
-    Command(
-        "list_stream_offsets",
-        "Queues",
-        "Lists the stored offsets of a stream's named consumers",
-        list_stream_offsets,
-        "[--vhost <vhost>] [--no-table-headers] <queue> [<column> ...]",
-        1,
-        None,
-        (_QUEUE,),
-        ("no-table-headers",),
-        OFFSETS.names(),
-        len(OFFSETS.default),
-        (
-            ("list_stream_offsets -p shop orders", "names, next offsets, and messages after them"),
-            ("list_stream_offsets -p shop orders name time", "times of storing, in ms since 1970"),
-        ),
-    ),
-    Command(
-        "list_stream_tracking",
-        "Stream plugin",
-        "Lists offsets that a stream has stored for named consumers",
-        list_stream_tracking,
-        "[--vhost <vhost>] [--all | --offset | --writer] [--no-table-headers] <queue>",
-        1,
-        1,
-        (_QUEUE,),
-        ("all", "offset", "writer", "no-table-headers"),
-        examples=(("list_stream_tracking -p shop orders --offset", "names and offsets"),),
-    ),
-    Command(
-        "set_stream_offset",
-        "Queues",
-        "Sets the offset that a named consumer of a stream reads next",
-        set_stream_offset,
-        "[--vhost <vhost>] <queue> <consumer name> <offset>",
-        3,
-        3,
-        (_QUEUE, _NAME, ("<offset>", "offset of the next message; 0 is the first message of the stream")),
-        examples=(("set_stream_offset -p shop orders billing 0", "the next consumer begins at the start"),),
-    ),
-    Command(
-        "delete_stream_offset",
-        "Queues",
-        "Deletes the stored offset of a named consumer of a stream",
-        delete_stream_offset,
-        "[--vhost <vhost>] <queue> <consumer name>",
-        2,
-        2,
-        (_QUEUE, _NAME),
-        examples=(("delete_stream_offset -p shop orders billing", "the next consumer begins as a new one"),),
-    ),
-)
 
 
 GROUP: Final = "Stream plugin"
@@ -234,8 +172,7 @@ def delete_super_stream(context: Context) -> None:
     for binding in context.client.get(f"{exchange}/bindings/source"):
         if binding["destination_type"] == "queue" and "x-stream-partition-order" in binding["arguments"]:
             context.client.send("DELETE", f"/api/queues/{vhost}/{quoted(binding['destination'])}").checked(missing)
-    context.client.send("DELETE", exchange).checked(missing)
-    context.success(f"Super stream {name} has been deleted")
+    context.change("DELETE", exchange, missing=missing, message=f"Super stream {name} has been deleted")
 
 
 def list_empty(what: str, columns: Sequence[str], context: Context) -> None:
@@ -247,7 +184,7 @@ def list_empty(what: str, columns: Sequence[str], context: Context) -> None:
     context.show(asked or columns, [])
 
 
-def no_group(context: Context) -> None:
+def list_stream_group_consumers(context: Context) -> None:
     if not {"stream", "reference"} <= set(context.line.given):
         raise UsageError("not enough arguments.")
     context.info("Listing group consumers ...")
@@ -255,7 +192,7 @@ def no_group(context: Context) -> None:
     raise Failure(DATA, "The group does not exist")
 
 
-def set_retention(context: Context) -> None:
+def set_stream_retention_policy(context: Context) -> None:
     """Refuse, and show the policy that does it. rabbit: 3.10 has the command, later versions use policies."""
     name, text = context.operands
     context.info(f"Setting retention policy of stream queue {name} to {text} ...")
@@ -281,31 +218,61 @@ LISTS: Final = {
 def _list(what: str) -> Command:
     name = f"list_stream_{what}"
     return Command(
-        name,
         GROUP,
-        f"Lists {what.replace('_', ' ')} of the stream protocol: always empty, amqpd does not have it",
         partial(list_empty, what, LISTS[what]),
+        f"Lists {what.replace('_', ' ')} of the stream protocol: always empty, amqpd does not have it",
         "[<column> ...] [--no-table-headers] [--timeout <timeout>]",
-        0,
-        None,
-        options=("no-table-headers",),
+        own_name=name,
         columns=LISTS[what],
         shown=len(LISTS[what]),
         examples=((name, "an empty list; list_consumers shows AMQP consumers"),),
     )
 
 
-SUPER_STREAM_COMMANDS: Final = (
+_row = partial(Command, "Queues")
+
+COMMANDS: Final = (
+    _row(
+        list_stream_offsets,
+        "Lists the stored offsets of a stream's named consumers",
+        "[--vhost <vhost>] [--no-table-headers] <queue> [<column> ...]",
+        (_QUEUE,),
+        columns=OFFSETS.names(),
+        shown=len(OFFSETS.default),
+        examples=(
+            ("list_stream_offsets -p shop orders", "names, next offsets, and messages after them"),
+            ("list_stream_offsets -p shop orders name time", "times of storing, in ms since 1970"),
+        ),
+    ),
     Command(
-        "add_super_stream",
+        "Stream plugin",
+        list_stream_tracking,
+        "Lists offsets that a stream has stored for named consumers",
+        "[--vhost <vhost>] [--all | --offset | --writer] [--no-table-headers] <queue>",
+        (_QUEUE,),
+        examples=(("list_stream_tracking -p shop orders --offset", "names and offsets"),),
+    ),
+    _row(
+        set_stream_offset,
+        "Sets the offset that a named consumer of a stream reads next",
+        "[--vhost <vhost>] <queue> <consumer name> <offset>",
+        (_QUEUE, _NAME, ("<offset>", "offset of the next message; 0 is the first message of the stream")),
+        examples=(("set_stream_offset -p shop orders billing 0", "the next consumer begins at the start"),),
+    ),
+    _row(
+        delete_stream_offset,
+        "Deletes the stored offset of a named consumer of a stream",
+        "[--vhost <vhost>] <queue> <consumer name>",
+        (_QUEUE, _NAME),
+        examples=(("delete_stream_offset -p shop orders billing", "the next consumer begins as a new one"),),
+    ),
+    Command(
         GROUP,
-        "Adds a super stream: an exchange with a stream for each partition",
         add_super_stream,
+        "Adds a super stream: an exchange with a stream for each partition",
         "[--vhost <vhost>] [--partitions <number> | --routing-keys <keys>] [--exchange-type <type>] <name>",
-        1,
-        1,
         (_SUPER_STREAM,),
-        _OWN,
+        own_options=_OWN,
         examples=(
             ("add_super_stream invoices --partitions 3", "streams invoices-0, invoices-1 and invoices-2"),
             ("add_super_stream invoices --exchange-type x-murmur2-hash", "Kafka's partition for each routing key"),
@@ -313,13 +280,10 @@ SUPER_STREAM_COMMANDS: Final = (
         ),
     ),
     Command(
-        "delete_super_stream",
         GROUP,
-        "Deletes a super stream: its exchange and its streams with all messages",
         delete_super_stream,
+        "Deletes a super stream: its exchange and its streams with all messages",
         "[--vhost <vhost>] <name>",
-        1,
-        1,
         (_SUPER_STREAM,),
         examples=(("delete_super_stream invoices", "exit code 70 if it does not exist"),),
     ),
@@ -328,22 +292,17 @@ SUPER_STREAM_COMMANDS: Final = (
     _list("publishers"),
     _list("consumer_groups"),
     Command(
-        "list_stream_group_consumers",
         GROUP,
+        list_stream_group_consumers,
         "Lists consumers of a group of the stream protocol: refused, amqpd does not have it",
-        no_group,
         "[--vhost <vhost>] --stream <stream> --reference <reference>",
-        options=("stream", "reference"),
         examples=(("list_stream_group_consumers --stream s --reference app", "exit code 65: there is no group"),),
     ),
     Command(
-        "set_stream_retention_policy",
         "Policies",
+        set_stream_retention_policy,
         "Sets the age limit of a stream: refused, the answer shows the policy that does it",
-        set_retention,
         "[--vhost <vhost>] <stream> <max-age>",
-        2,
-        2,
         (("<stream>", "name of a stream"), ("<max-age>", "a value of x-max-age: 7D, 12h")),
         examples=(("set_stream_retention_policy events 7D", "exit code 69, and a set_policy command"),),
     ),

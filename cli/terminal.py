@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from typing import Final, TextIO
 
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
@@ -47,3 +48,32 @@ def red(text: str, out: TextIO) -> str:
 
 def _styled(text: str, out: TextIO, code: str) -> str:
     return f"\x1b[{code}m{text}\x1b[0m" if out.isatty() and not os.environ.get("NO_COLOR") else text
+
+
+class StatusLine:
+    """The last line of a terminal, which each text replaces."""
+
+    INTERVAL_S: Final = 0.1
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self.written_at = 0.0
+        self._is_visible = False
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() - self.written_at >= self.INTERVAL_S
+
+    def write(self, text: str) -> None:
+        from shutil import get_terminal_size  # slow to import, because of its compressors
+
+        self.written_at = time.monotonic()
+        self._out.write(f"\r\x1b[K{text[: get_terminal_size().columns - 1]}")  # a longer line would wrap
+        self._out.flush()
+        self._is_visible = True
+
+    def close(self) -> None:
+        if self._is_visible:
+            self._out.write("\n")
+            self._out.flush()
+            self._is_visible = False

@@ -7,10 +7,11 @@ lists, else 69.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from amqpd.cli.client import ApiAnswer, quoted
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import MONITORING, Command, Context
 from amqpd.cli.errors import DATA, NO_USER, SOFTWARE, UNAVAILABLE, Failure, UsageError, VhostNotFound
 
 ACCESS: Final = "Access Control"
@@ -19,25 +20,22 @@ VHOST_KEYS: Final = {"description": "description", "tags": "tags", "default-queu
 
 
 def add_vhost(context: Context) -> None:
-    name = _named(context, "vhost")
+    name = named(context, "vhost")
     given = context.line.given
     body = {key: given[option] for option, key in VHOST_KEYS.items() if option in given}
     context.info(f'Adding vhost "{name}" ...')
-    context.client.send("PUT", f"/api/vhosts/{quoted(name)}", body).checked()
-    context.success()
+    context.change("PUT", f"/api/vhosts/{quoted(name)}", body)
 
 
 def delete_vhost(context: Context) -> None:
-    name = _named(context, "vhost")
+    name = named(context, "vhost")
     context.info(f'Deleting vhost "{name}" ...')
     context.no_timeout()
-    answer = context.client.send("DELETE", f"/api/vhosts/{quoted(name)}")
-    answer.checked(VhostNotFound(name))
-    context.success()
+    context.change("DELETE", f"/api/vhosts/{quoted(name)}", missing=VhostNotFound(name))
 
 
 def add_user(context: Context) -> None:
-    name = _named(context, "user")
+    name = named(context, "user")
     context.info(f'Adding user "{name}" ...')
     body = {**_password(context.password(1)), "tags": ""}
     answer = context.client.send("PUT", f"/api/users/{quoted(name)}", body, {"If-None-Match": "*"})
@@ -53,30 +51,27 @@ def add_user(context: Context) -> None:
 
 
 def delete_user(context: Context) -> None:
-    name = _named(context, "user")
+    name = named(context, "user")
     context.info(f'Deleting user "{name}" ...')
-    context.client.send("DELETE", f"/api/users/{quoted(name)}").checked(no_user(name))
-    context.success()
+    context.change("DELETE", f"/api/users/{quoted(name)}", missing=no_user(name))
 
 
 def change_password(context: Context) -> None:
-    name = _named(context, "user")
+    name = named(context, "user")
     context.info(f'Changing password for user "{name}" ...')
     body = _password(context.password(1))
-    context.client.send("PUT", f"/api/amqpd/users/{quoted(name)}/password", body).checked(no_user(name))
-    context.success()
+    context.change("PUT", f"/api/amqpd/users/{quoted(name)}/password", body, missing=no_user(name))
 
 
 def clear_password(context: Context) -> None:
-    name = _named(context, "user")
+    name = named(context, "user")
     context.info(f'Clearing password for user "{name}" ...')
     path = f"/api/amqpd/users/{quoted(name)}/password"
-    context.client.send("PUT", path, {"password_hash": ""}).checked(no_user(name, UNAVAILABLE))
-    context.success()
+    context.change("PUT", path, {"password_hash": ""}, missing=no_user(name, UNAVAILABLE))
 
 
 def authenticate_user(context: Context) -> None:
-    name = _named(context, "user")
+    name = named(context, "user")
     context.info(f'Authenticating user "{name}" ...')
     body = {"username": name, "password": context.password(1)}
     answer = context.client.send("POST", "/api/amqpd/authenticate_user", body).checked()
@@ -89,8 +84,7 @@ def authenticate_user(context: Context) -> None:
 def set_user_tags(context: Context) -> None:
     name, *tags = context.operands
     context.info(f'Setting tags for user "{name}" to [{", ".join(tags)}] ...')
-    context.client.send("PUT", f"/api/amqpd/users/{quoted(name)}/tags", {"tags": tags}).checked(no_user(name))
-    context.success()
+    context.change("PUT", f"/api/amqpd/users/{quoted(name)}/tags", {"tags": tags}, missing=no_user(name))
 
 
 def list_users(context: Context) -> None:
@@ -150,7 +144,7 @@ def list_user_permissions(context: Context) -> None:
     context.show(columns, [[row[name] for name in columns] for row in rows])
 
 
-def _named(context: Context, thing: str) -> str:
+def named(context: Context, thing: str) -> str:
     """Return the first operand. rabbit: an empty name is 65, not 64."""
     name = context.operands[0]
     if not name:
@@ -197,203 +191,6 @@ _PASSWORD: Final = ("<password>", "Read from standard input if missing. After `-
 _PATTERN: Final = "regular expression (RE2) that the names must match; '' matches no name"
 _TABLE: Final = ("no-table-headers",)
 
-COMMANDS: Final = (
-    Command(
-        "add_user",
-        "Users",
-        "Creates a user without permissions",
-        add_user,
-        "<username> [<password>]",
-        1,
-        2,
-        (_USER, ("<password>", _PASSWORD[1] + " An empty one disables login by password.")),
-        examples=(
-            ("add_user alice s3cret", "then: amqpctl set_permissions"),
-            ("add_user alice < password.txt", "the password stays out of the shell's history"),
-        ),
-    ),
-    Command(
-        "authenticate_user",
-        "Users",
-        "Checks a user name and password; fails if they are wrong",
-        authenticate_user,
-        "<username> [<password>]",
-        1,
-        2,
-        (_USER, _PASSWORD),
-        examples=(("authenticate_user alice s3cret", "exit code 0, or 65 if they are wrong"),),
-    ),
-    Command(
-        "change_password",
-        "Users",
-        "Changes the password of a user",
-        change_password,
-        "<username> [<password>]",
-        1,
-        2,
-        (_USER, _PASSWORD),
-        examples=(("change_password alice n3w", "open connections stay open"),),
-    ),
-    Command(
-        "clear_password",
-        "Users",
-        "Removes the password: the user cannot log in with any password",
-        clear_password,
-        "<username>",
-        1,
-        1,
-        (_USER,),
-        examples=(("clear_password alice", "until change_password sets a new one"),),
-    ),
-    Command(
-        "delete_user",
-        "Users",
-        "Deletes a user",
-        delete_user,
-        "<username>",
-        1,
-        1,
-        (_USER,),
-        examples=(("delete_user guest", "recommended if other machines can connect"),),
-    ),
-    Command(
-        "list_users",
-        "Users",
-        "Shows users and their tags",
-        list_users,
-        "[--no-table-headers] [--timeout <timeout>]",
-        options=_TABLE,
-        examples=(("list_users -s", "without header and banner"),),
-    ),
-    Command(
-        "set_user_tags",
-        "Users",
-        "Sets the tags of a user",
-        set_user_tags,
-        "<username> <tag> [...]",
-        1,
-        None,
-        (_USER, ("<tag>", "administrator, monitoring, policymaker, management or impersonator; none removes all tags")),
-        examples=(
-            ("set_user_tags alice administrator", "alice can use the whole admin API"),
-            ("set_user_tags alice", "alice cannot use the admin API"),
-        ),
-    ),
-    Command(
-        "clear_permissions",
-        ACCESS,
-        "Removes the permissions of a user in a vhost",
-        clear_permissions,
-        "[--vhost <vhost>] <username>",
-        1,
-        1,
-        (_USER,),
-        examples=(("clear_permissions -p shop alice", "alice can no longer open vhost shop"),),
-    ),
-    Command(
-        "clear_topic_permissions",
-        ACCESS,
-        "Removes topic permissions of a user, in a vhost or for one exchange",
-        clear_topic_permissions,
-        "[--vhost <vhost>] <username> [<exchange>]",
-        1,
-        2,
-        (_USER, ("<exchange>", "exchange of the permissions; without it, all exchanges")),
-        examples=(("clear_topic_permissions alice amq.topic", "alice can use any routing key again"),),
-    ),
-    Command(
-        "list_permissions",
-        ACCESS,
-        "Shows the permissions of all users in a vhost",
-        list_permissions,
-        "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]",
-        options=_TABLE,
-        examples=(("list_permissions -p shop", "the permissions in vhost shop"),),
-    ),
-    Command(
-        "list_topic_permissions",
-        ACCESS,
-        "Shows the topic permissions of a vhost",
-        list_topic_permissions,
-        "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]",
-        options=_TABLE,
-        examples=(("list_topic_permissions -p shop", "permissions on routing keys in vhost shop"),),
-    ),
-    Command(
-        "list_user_permissions",
-        ACCESS,
-        "Shows the permissions of a user in all vhosts",
-        list_user_permissions,
-        "[--no-table-headers] <username> [--timeout <timeout>]",
-        1,
-        1,
-        (_USER,),
-        _TABLE,
-        examples=(("list_user_permissions alice", "one row per vhost"),),
-    ),
-    Command(
-        "set_permissions",
-        ACCESS,
-        "Sets the permissions of a user in a vhost",
-        set_permissions,
-        "[--vhost <vhost>] <username> <conf> <write> <read>",
-        4,
-        4,
-        (
-            _USER,
-            ("<conf>", f"declare and delete queues and exchanges: {_PATTERN}"),
-            ("<write>", "publish, and bind to: a regular expression"),
-            ("<read>", "consume, get, purge, and bind from: a regular expression"),
-        ),
-        examples=(
-            ("set_permissions -p shop alice '.*' '.*' '.*'", "everything in vhost shop"),
-            ("set_permissions alice '' '^orders$' ''", "alice can only publish to the exchange orders"),
-        ),
-    ),
-    Command(
-        "set_topic_permissions",
-        ACCESS,
-        "Sets the routing keys that a user may use with an exchange",
-        set_topic_permissions,
-        "[--vhost <vhost>] <username> <exchange> <write> <read>",
-        4,
-        4,
-        (
-            _USER,
-            ("<exchange>", "the topic exchange"),
-            ("<write>", f"routing keys to publish with: {_PATTERN}"),
-            ("<read>", "routing keys to bind with: a regular expression"),
-        ),
-        examples=(("set_topic_permissions alice amq.topic '^eu\\.' '.*'", "publish with eu.*, bind with all keys"),),
-    ),
-    Command(
-        "add_vhost",
-        "Virtual hosts",
-        "Creates a virtual host",
-        add_vhost,
-        "<vhost> [--description <description> --tags <tag1>,<tag2> --default-queue-type <quorum|classic|stream>]",
-        1,
-        1,
-        (("<vhost>", "name of the vhost; an existing one is no error"),),
-        ("description", "tags", "default-queue-type"),
-        examples=(
-            ("add_vhost shop", "then: amqpctl set_permissions -p shop guest '.*' '.*' '.*'"),
-            ("add_vhost shop --description 'web shop' --tags web,eu", "with a description and tags"),
-        ),
-    ),
-    Command(
-        "delete_vhost",
-        "Virtual hosts",
-        "Deletes a virtual host",
-        delete_vhost,
-        "<vhost>",
-        1,
-        1,
-        (("<vhost>", "the vhost; its queues and their messages go with it"),),
-        examples=(("delete_vhost shop", "exit code 65 if there is none"),),
-    ),
-)
-
 
 SALT_BYTES: Final = 4
 HASHES: Final = ("sha512", "sha256")
@@ -418,26 +215,163 @@ def list_hashes(context: Context) -> None:
     context.answer({"node": context.node, "result": "ok", "value": list(HASHES)}, "[" + ",".join(HASHES) + "]")
 
 
-_MONITORING: Final = "Monitoring, observability and health checks"
+_row = partial(Command, "Users")
 
-PASSWORD_COMMANDS: Final = (
+COMMANDS: Final = (
+    _row(
+        add_user,
+        "Creates a user without permissions",
+        "<username> [<password>]",
+        (_USER, ("<password>", _PASSWORD[1] + " An empty one disables login by password.")),
+        examples=(
+            ("add_user alice s3cret", "then: amqpctl set_permissions"),
+            ("add_user alice < password.txt", "the password stays out of the shell's history"),
+        ),
+    ),
+    _row(
+        authenticate_user,
+        "Checks a user name and password; fails if they are wrong",
+        "<username> [<password>]",
+        (_USER, _PASSWORD),
+        examples=(("authenticate_user alice s3cret", "exit code 0, or 65 if they are wrong"),),
+    ),
+    _row(
+        change_password,
+        "Changes the password of a user",
+        "<username> [<password>]",
+        (_USER, _PASSWORD),
+        examples=(("change_password alice n3w", "open connections stay open"),),
+    ),
+    _row(
+        clear_password,
+        "Removes the password: the user cannot log in with any password",
+        "<username>",
+        (_USER,),
+        examples=(("clear_password alice", "until change_password sets a new one"),),
+    ),
+    _row(
+        delete_user,
+        "Deletes a user",
+        "<username>",
+        (_USER,),
+        examples=(("delete_user guest", "recommended if other machines can connect"),),
+    ),
+    _row(
+        list_users,
+        "Shows users and their tags",
+        "[--no-table-headers] [--timeout <timeout>]",
+        examples=(("list_users -s", "without header and banner"),),
+    ),
+    _row(
+        set_user_tags,
+        "Sets the tags of a user",
+        "<username> <tag> [...]",
+        (_USER, ("<tag>", "administrator, monitoring, policymaker, management or impersonator; none removes all tags")),
+        examples=(
+            ("set_user_tags alice administrator", "alice can use the whole admin API"),
+            ("set_user_tags alice", "alice cannot use the admin API"),
+        ),
+        needs=1,
+    ),
     Command(
-        "hash_password",
-        "Users",
-        "Hashes a password as RabbitMQ does, for the password_hash of definitions",
+        ACCESS,
+        clear_permissions,
+        "Removes the permissions of a user in a vhost",
+        "[--vhost <vhost>] <username>",
+        (_USER,),
+        examples=(("clear_permissions -p shop alice", "alice can no longer open vhost shop"),),
+    ),
+    Command(
+        ACCESS,
+        clear_topic_permissions,
+        "Removes topic permissions of a user, in a vhost or for one exchange",
+        "[--vhost <vhost>] <username> [<exchange>]",
+        (_USER, ("<exchange>", "exchange of the permissions; without it, all exchanges")),
+        examples=(("clear_topic_permissions alice amq.topic", "alice can use any routing key again"),),
+    ),
+    Command(
+        ACCESS,
+        list_permissions,
+        "Shows the permissions of all users in a vhost",
+        "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]",
+        examples=(("list_permissions -p shop", "the permissions in vhost shop"),),
+    ),
+    Command(
+        ACCESS,
+        list_topic_permissions,
+        "Shows the topic permissions of a vhost",
+        "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]",
+        examples=(("list_topic_permissions -p shop", "permissions on routing keys in vhost shop"),),
+    ),
+    Command(
+        ACCESS,
+        list_user_permissions,
+        "Shows the permissions of a user in all vhosts",
+        "[--no-table-headers] <username> [--timeout <timeout>]",
+        (_USER,),
+        examples=(("list_user_permissions alice", "one row per vhost"),),
+    ),
+    Command(
+        ACCESS,
+        set_permissions,
+        "Sets the permissions of a user in a vhost",
+        "[--vhost <vhost>] <username> <conf> <write> <read>",
+        (
+            _USER,
+            ("<conf>", f"declare and delete queues and exchanges: {_PATTERN}"),
+            ("<write>", "publish, and bind to: a regular expression"),
+            ("<read>", "consume, get, purge, and bind from: a regular expression"),
+        ),
+        examples=(
+            ("set_permissions -p shop alice '.*' '.*' '.*'", "everything in vhost shop"),
+            ("set_permissions alice '' '^orders$' ''", "alice can only publish to the exchange orders"),
+        ),
+    ),
+    Command(
+        ACCESS,
+        set_topic_permissions,
+        "Sets the routing keys that a user may use with an exchange",
+        "[--vhost <vhost>] <username> <exchange> <write> <read>",
+        (
+            _USER,
+            ("<exchange>", "the topic exchange"),
+            ("<write>", f"routing keys to publish with: {_PATTERN}"),
+            ("<read>", "routing keys to bind with: a regular expression"),
+        ),
+        examples=(("set_topic_permissions alice amq.topic '^eu\\.' '.*'", "publish with eu.*, bind with all keys"),),
+    ),
+    Command(
+        "Virtual hosts",
+        add_vhost,
+        "Creates a virtual host",
+        "<vhost> [--description <description> --tags <tag1>,<tag2> --default-queue-type <quorum|classic|stream>]",
+        (("<vhost>", "name of the vhost; an existing one is no error"),),
+        examples=(
+            ("add_vhost shop", "then: amqpctl set_permissions -p shop guest '.*' '.*' '.*'"),
+            ("add_vhost shop --description 'web shop' --tags web,eu", "with a description and tags"),
+        ),
+    ),
+    Command(
+        "Virtual hosts",
+        delete_vhost,
+        "Deletes a virtual host",
+        "<vhost>",
+        (("<vhost>", "the vhost; its queues and their messages go with it"),),
+        examples=(("delete_vhost shop", "exit code 65 if there is none"),),
+    ),
+    _row(
         hash_password,
+        "Hashes a password as RabbitMQ does, for the password_hash of definitions",
         "[<password>]",
-        0,
-        1,
         (("<password>", "the password; without it, amqpctl reads standard input or asks"),),
         examples=(("-q hash_password s3cret", "a different text each time, because of the salt; needs no broker"),),
         needs_app=False,
     ),
     Command(
-        "list_hashes",
-        _MONITORING,
-        "Lists the hash functions of RabbitMQ that amqpd accepts",
+        MONITORING,
         list_hashes,
+        "Lists the hash functions of RabbitMQ that amqpd accepts",
+        "",
         examples=(("list_hashes", "sha512 and sha256"),),
         needs_app=False,
     ),

@@ -7,21 +7,21 @@ replaces all of them; setting limits of a user keeps the others.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from amqpd.cli.client import quoted
-from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import DATA, UNAVAILABLE, UsageError, VhostNotFound
+from amqpd.cli.command import CONFIGURATION, Command, Context
+from amqpd.cli.errors import UNAVAILABLE, UsageError, VhostNotFound
 from amqpd.cli.formatters import compact
-from amqpd.cli.nodes import ALARM_GROUP as CONFIGURATION
 from amqpd.cli.policies import NO_PARAMETER, json_of
-from amqpd.cli.users import VHOST_KEYS, no_user
+from amqpd.cli.users import VHOST_KEYS, named, no_user
 
 GROUP: Final = "Virtual hosts"
 
 
 def update_vhost_metadata(context: Context) -> None:
-    name = _named(context)
+    name = named(context, "vhost")
     given = context.line.given
     body: dict[str, object] = {key: given[option] for option, key in VHOST_KEYS.items() if option in given}
     if not body:
@@ -31,20 +31,20 @@ def update_vhost_metadata(context: Context) -> None:
 
 
 def set_vhost_tags(context: Context) -> None:
-    name = _named(context)
+    name = named(context, "vhost")
     tags = context.operands[1:]
     context.info(f'Setting tags for virtual host "{name}" to [{", ".join(tags)}] ...')
     _change(context, name, {"tags": list(tags)})
 
 
-def enable_protection(context: Context) -> None:
-    name = _named(context)
+def enable_vhost_deletion_protection(context: Context) -> None:
+    name = named(context, "vhost")
     context.info(f'Protecting virtual host "{name}" from removal ...')
     _guard(context, "POST", name)
 
 
-def disable_protection(context: Context) -> None:
-    name = _named(context)
+def disable_vhost_deletion_protection(context: Context) -> None:
+    name = named(context, "vhost")
     context.info(f'Removing protection from removal of virtual host "{name}" ...')
     _guard(context, "DELETE", name)
 
@@ -52,8 +52,7 @@ def disable_protection(context: Context) -> None:
 def set_cluster_name(context: Context) -> None:
     name = context.operands[0]
     context.info(f"Setting cluster name to {name} ...")
-    context.client.send("PUT", "/api/cluster-name", {"name": name}).checked()
-    context.success()
+    context.change("PUT", "/api/cluster-name", {"name": name})
 
 
 def _change(context: Context, name: str, body: dict[str, object]) -> None:
@@ -66,79 +65,10 @@ def _change(context: Context, name: str, body: dict[str, object]) -> None:
 
 
 def _guard(context: Context, method: str, name: str) -> None:
-    context.client.send(method, f"/api/vhosts/{quoted(name)}/deletion/protection").checked(VhostNotFound(name))
-    context.success()
-
-
-def _named(context: Context) -> str:
-    if not context.operands[0]:
-        raise UsageError("Bad argument: vhost cannot be an empty string", DATA)
-    return context.operands[0]
+    context.change(method, f"/api/vhosts/{quoted(name)}/deletion/protection", missing=VhostNotFound(name))
 
 
 _VHOST: Final = ("<vhost>", "the vhost")
-
-COMMANDS: Final = (
-    Command(
-        "disable_vhost_deletion_protection",
-        GROUP,
-        "Removes the protection of a virtual host from deletion",
-        disable_protection,
-        "<vhost>",
-        1,
-        1,
-        (_VHOST,),
-        examples=(("disable_vhost_deletion_protection shop", "then: amqpctl delete_vhost shop"),),
-    ),
-    Command(
-        "enable_vhost_deletion_protection",
-        GROUP,
-        "Protects a virtual host from deletion",
-        enable_protection,
-        "<vhost>",
-        1,
-        1,
-        (_VHOST,),
-        examples=(("enable_vhost_deletion_protection shop", "delete_vhost shop ends with exit code 69"),),
-    ),
-    Command(
-        "set_vhost_tags",
-        GROUP,
-        "Sets virtual host tags",
-        set_vhost_tags,
-        "<vhost> <tag> [...]",
-        1,
-        None,
-        (_VHOST, ("<tag>", "any words; none removes all tags")),
-        examples=(("set_vhost_tags shop web eu", "replaces its tags"),),
-    ),
-    Command(
-        "update_vhost_metadata",
-        GROUP,
-        "Updates metadata (tags, description, default queue type) of a virtual host",
-        update_vhost_metadata,
-        "<vhost> [--description <description> --tags <tag1>,<tag2> --default-queue-type <quorum|classic|stream>]",
-        1,
-        1,
-        (_VHOST,),
-        tuple(VHOST_KEYS),
-        examples=(
-            ("update_vhost_metadata shop --description 'web shop' --tags web,eu", "other properties do not change"),
-            ("update_vhost_metadata shop --default-queue-type quorum", "for queues that are declared from now on"),
-        ),
-    ),
-    Command(
-        "set_cluster_name",
-        CONFIGURATION,
-        "Sets the cluster name",
-        set_cluster_name,
-        "<name>",
-        1,
-        1,
-        (("<name>", "the name in server-properties, for new connections"),),
-        examples=(("set_cluster_name shop", "same as set_global_parameter cluster_name '\"shop\"'"),),
-    ),
-)
 
 
 DEFAULT_USER: Final = "guest"
@@ -147,15 +77,12 @@ DEFAULT_USER: Final = "guest"
 def set_vhost_limits(context: Context) -> None:
     text = context.operands[0]
     context.info(f'Setting vhost limits to "{text}" for vhost "{context.vhost}" ...')
-    answer = context.client.send("PUT", _parameter(context), {"value": json_of(text)})
-    answer.checked(VhostNotFound(context.vhost))
-    context.success()
+    context.change("PUT", _parameter(context), {"value": json_of(text)}, missing=VhostNotFound(context.vhost))
 
 
 def clear_vhost_limits(context: Context) -> None:
     context.info(f'Clearing vhost "{context.vhost}" limits ...')
-    context.client.send("DELETE", _parameter(context)).checked(NO_PARAMETER)
-    context.success()
+    context.change("DELETE", _parameter(context), missing=NO_PARAMETER)
 
 
 def list_vhost_limits(context: Context) -> None:
@@ -176,9 +103,7 @@ def list_vhost_limits(context: Context) -> None:
 def set_user_limits(context: Context) -> None:
     user, text = context.operands
     context.info(f'Setting user limits to "{text}" for user "{user}" ...')
-    answer = context.client.send("PUT", _user("amqpd/", user), {"value": json_of(text)})
-    answer.checked(no_user(user, UNAVAILABLE))
-    context.success()
+    context.change("PUT", _user("amqpd/", user), {"value": json_of(text)}, missing=no_user(user, UNAVAILABLE))
 
 
 def clear_user_limits(context: Context) -> None:
@@ -189,8 +114,7 @@ def clear_user_limits(context: Context) -> None:
     else:
         context.info(f'Clearing "{name}" limit for user "{user}" ...')
         path = f"{_user('', user)}/{quoted(name)}"
-    context.client.send("DELETE", path).checked(no_user(user, UNAVAILABLE))
-    context.success()
+    context.change("DELETE", path, missing=no_user(user, UNAVAILABLE))
 
 
 def list_user_limits(context: Context) -> None:
@@ -217,41 +141,76 @@ def _show_all(context: Context, kind: str, items: list[dict[str, Any]]) -> None:
 
 
 _USER: Final = ("<username>", "name of the user")
-_VHOSTS: Final = "Virtual hosts"
 
-LIMIT_COMMANDS: Final = (
+
+_row = partial(Command, GROUP)
+
+COMMANDS: Final = (
+    _row(
+        disable_vhost_deletion_protection,
+        "Removes the protection of a virtual host from deletion",
+        "<vhost>",
+        (_VHOST,),
+        examples=(("disable_vhost_deletion_protection shop", "then: amqpctl delete_vhost shop"),),
+    ),
+    _row(
+        enable_vhost_deletion_protection,
+        "Protects a virtual host from deletion",
+        "<vhost>",
+        (_VHOST,),
+        examples=(("enable_vhost_deletion_protection shop", "delete_vhost shop ends with exit code 69"),),
+    ),
+    _row(
+        set_vhost_tags,
+        "Sets virtual host tags",
+        "<vhost> <tag> [...]",
+        (_VHOST, ("<tag>", "any words; none removes all tags")),
+        examples=(("set_vhost_tags shop web eu", "replaces its tags"),),
+        needs=1,
+    ),
+    _row(
+        update_vhost_metadata,
+        "Updates metadata (tags, description, default queue type) of a virtual host",
+        "<vhost> [--description <description> --tags <tag1>,<tag2> --default-queue-type <quorum|classic|stream>]",
+        (_VHOST,),
+        examples=(
+            ("update_vhost_metadata shop --description 'web shop' --tags web,eu", "other properties do not change"),
+            ("update_vhost_metadata shop --default-queue-type quorum", "for queues that are declared from now on"),
+        ),
+    ),
     Command(
-        "clear_user_limits",
+        CONFIGURATION,
+        set_cluster_name,
+        "Sets the cluster name",
+        "<name>",
+        (("<name>", "the name in server-properties, for new connections"),),
+        examples=(("set_cluster_name shop", "same as set_global_parameter cluster_name '\"shop\"'"),),
+    ),
+    Command(
         "Users",
-        "Removes limits of a user",
         clear_user_limits,
+        "Removes limits of a user",
         "<username> <limit_type> | all",
-        2,
-        2,
         (_USER, ("<limit_type>", "max-connections, max-channels, producer_byte_rate, consumer_byte_rate or all")),
         examples=(("clear_user_limits alice max-channels", "exit code 0, also if it was not set"),),
     ),
     Command(
-        "list_user_limits",
         "Users",
-        "Shows the limits of users",
         list_user_limits,
+        "Shows the limits of users",
         "[--user <username>] [--global]",
-        options=("user", "global", "no-table-headers"),
-        details=(("--no-table-headers", "with --global"),),
+        (("--no-table-headers", "with --global"),),
+        own_options=("user", "global", "no-table-headers"),
         examples=(
             ("list_user_limits --user alice", "JSON; without --user, the limits of guest"),
             ("list_user_limits --global", "one row for each user with limits"),
         ),
     ),
     Command(
-        "set_user_limits",
         "Users",
-        "Sets user limits",
         set_user_limits,
+        "Sets user limits",
         "<username> <definition>",
-        2,
-        2,
         (
             _USER,
             (
@@ -262,37 +221,27 @@ LIMIT_COMMANDS: Final = (
         examples=(("set_user_limits alice '{\"max-connections\": 10}'", "other limits do not change"),),
     ),
     Command(
-        "clear_vhost_limits",
-        _VHOSTS,
-        "Clears virtual host limits",
+        GROUP,
         clear_vhost_limits,
+        "Clears virtual host limits",
         "[--vhost <vhost>]",
-        0,
-        0,
         examples=(("clear_vhost_limits -p shop", "exit code 69 if there are none"),),
     ),
     Command(
-        "list_vhost_limits",
-        _VHOSTS,
-        "Shows the limits of vhosts",
+        GROUP,
         list_vhost_limits,
+        "Shows the limits of vhosts",
         "[--vhost <vhost>] [--global] [--no-table-headers]",
-        0,
-        0,
-        options=("global", "no-table-headers"),
         examples=(
             ("list_vhost_limits -p shop", "JSON"),
             ("list_vhost_limits --global", "one row for each vhost with limits"),
         ),
     ),
     Command(
-        "set_vhost_limits",
-        _VHOSTS,
-        "Sets virtual host limits",
+        GROUP,
         set_vhost_limits,
+        "Sets virtual host limits",
         "[--vhost <vhost>] <definition>",
-        1,
-        1,
         (("<definition>", "a JSON object: max-connections, max-queues; -1: no limit, 0: none allowed"),),
         examples=(
             ('set_vhost_limits -p shop \'{"max-connections": 100, "max-queues": 1000}\'', "for new ones"),

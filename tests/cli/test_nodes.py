@@ -93,6 +93,14 @@ def test_status_with_compat_has_version_line_of_rabbitmq(broker: FakeBroker, ctl
         assert [each for each in ctl("-q", "status").out.splitlines() if each.startswith("RabbitMQ")] == line
 
 
+def test_status_names_a_tls_listener_as_listeners_does(broker: FakeBroker, ctl: Ctl) -> None:
+    found = [{"node": "n@h", "protocol": "amqp/ssl", "ip_address": "127.0.0.1", "port": 5671}]
+    broker.answers["GET", "/api/amqpd/status"] = (200, {**STATUS, "listeners": found})
+    line = "Interface: 127.0.0.1, port: 5671, protocol: amqp/ssl, purpose: AMQP 0-9-1 over TLS\n"
+    assert line in ctl("status").out
+    assert line in ctl("listeners").out
+
+
 def test_status_of_stopped_app_is_an_error(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/amqpd/status"] = (200, {**STATUS, "app_running": False})
     result = ctl("status")

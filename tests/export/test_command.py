@@ -21,6 +21,7 @@ import pytest
 
 from amqpd.cli import export as command
 from amqpd.cli.main import run
+from amqpd.cli.terminal import StatusLine
 from amqpd.protocol import properties as p
 from amqpd.storage.export import job as job_module
 from amqpd.storage.export.engine import PyarrowEngine
@@ -236,7 +237,7 @@ def test_export_to_files_imports_neither_spark_nor_sqlalchemy(written, tmp_path)
 def test_progress_bar_keeps_rejected_messages(written, tmp_path, monkeypatch):
     """Its count of records does not fall after a batch."""
     monkeypatch.setenv("COLUMNS", "90")
-    monkeypatch.setattr(command, "BAR_S", 0.0)
+    monkeypatch.setattr(StatusLine, "INTERVAL_S", 0.0)
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "object", "properties": {"price": {"type": "integer"}}}')
     out, err = io.StringIO(), Terminal()

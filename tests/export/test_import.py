@@ -21,6 +21,7 @@ import pytest
 from amqpd.cli import export as command
 from amqpd.cli import message_import
 from amqpd.cli.main import run
+from amqpd.cli.terminal import StatusLine
 from amqpd.protocol import properties as p
 from amqpd.storage.export import import_publisher
 from amqpd.storage.export.file_compaction import FoundFile, merged_name
@@ -386,7 +387,7 @@ class Terminal(io.StringIO):
 
 def test_terminal_has_a_progress_bar(amqpd_broker, amqpd_vhost, tmp_path, monkeypatch):
     declare(amqpd_vhost.url, "orders")
-    monkeypatch.setattr(message_import, "BAR_S", 0)
+    monkeypatch.setattr(StatusLine, "INTERVAL_S", 0)
     (tmp_path / "a.csv").write_text("value\n" + "1\n" * 3000)
     err = Terminal()
     code, out, text = call("import", str(tmp_path / "a.csv"), "--to", amqpd_vhost.url, "--to-queue", "orders", err=err)
