@@ -401,6 +401,7 @@ QUEUE: Final = ("<queue>", "name of a queue in the vhost")
 
 
 _row = partial(Command, GROUP)
+_monitoring = partial(Command, MONITORING)
 
 COMMANDS: Final = (
     _row(
@@ -440,8 +441,7 @@ COMMANDS: Final = (
         "Displays the nodes of the cluster, or the single broker: versions, alarms, listeners, vhosts",
         examples=(("cluster_status --formatter json", "JSON with RabbitMQ's keys"),),
     ),
-    Command(
-        MONITORING,
+    _monitoring(
         discover_peers,
         "Shows the other nodes of the cluster",
         "",
@@ -493,30 +493,26 @@ COMMANDS: Final = (
         own_options=("vhost-pattern", "queue-pattern"),
         examples=(("rebalance all", "the list of moved vhosts"),),
     ),
-    Command(
-        MONITORING,
+    _monitoring(
         quorum_status,
         "Displays the leader of a quorum queue",
         "[--vhost <vhost>] <queue> [--timeout <timeout>]",
         (QUEUE,),
         examples=(("quorum_status -p shop orders", "the node that serves the vhost"),),
     ),
-    Command(
-        MONITORING,
+    _monitoring(
         stream_status,
         "Displays the writer of a stream, its messages and readers",
         "[--vhost <vhost>] <queue> [--timeout <timeout>]",
         (QUEUE,),
         examples=(("stream_status events", "the writer is the node that serves the vhost"),),
     ),
-    Command(
-        MONITORING,
+    _monitoring(
         coordinator_status,
         "Displays the coordinator of streams",
         examples=(("coordinator_status", "always the node that answers"),),
     ),
-    Command(
-        MONITORING,
+    _monitoring(
         peek,
         "Shows the message at a position of a queue, without changing the queue",
         "[--vhost <vhost>] <queue> <position> [--timeout <timeout>]",

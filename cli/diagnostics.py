@@ -386,17 +386,16 @@ def consume_event_stream(context: Context) -> None:
 
 
 _row = partial(Command, CONFIGURATION)
+_monitoring = partial(Command, MONITORING)
 
 COMMANDS: Final = (
-    Command(
-        MONITORING,
+    _monitoring(
         server_version,
         "Displays the broker's version",
         examples=(("-q server_version", "only the version"),),
         needs_app=False,
     ),
-    Command(
-        MONITORING,
+    _monitoring(
         erlang_version,
         "Displays the version of the broker's runtime, Python",
         examples=(("erlang_version", "also whether the hot modules are compiled"),),
@@ -419,8 +418,7 @@ COMMANDS: Final = (
         examples=(("command_line_arguments", "one argument per line; secrets are hidden"),),
         needs_app=False,
     ),
-    Command(
-        MONITORING,
+    _monitoring(
         memory_breakdown,
         "Displays the use of the broker's memory",
         "[--unit] [--timeout <timeout>]",
@@ -442,8 +440,7 @@ COMMANDS: Final = (
         examples=(("resolver_info", "order of look-ups, files"),),
         needs_app=False,
     ),
-    Command(
-        MONITORING,
+    _monitoring(
         list_network_interfaces,
         "Displays the network interfaces of the broker's machine",
         examples=(("list_network_interfaces", "their addresses"),),
@@ -467,24 +464,21 @@ COMMANDS: Final = (
         examples=(("log_location", "<stderr>, or the file in log.file"),),
         needs_app=False,
     ),
-    Command(
-        MONITORING,
+    _monitoring(
         log_tail,
         "Displays the last lines of the log file",
         "[--number] [--timeout <timeout>]",
         examples=(("log_tail -N 100", "the last 100 lines"),),
         needs_app=False,
     ),
-    Command(
-        MONITORING,
+    _monitoring(
         log_tail_stream,
         "Displays new lines of the log file",
         "[--duration] [--timeout <timeout>]",
         examples=(("log_tail_stream --duration 60", "for a minute"),),
         needs_app=False,
     ),
-    Command(
-        MONITORING,
+    _monitoring(
         list_node_auth_attempt_stats,
         "Lists the numbers of logins that were tried, succeeded and failed",
         "[--by-source] [--timeout <timeout>]",
@@ -507,8 +501,7 @@ COMMANDS: Final = (
         own_name="disable_auth_attempt_source_tracking",
         examples=(("disable_auth_attempt_source_tracking", "the state after a start"),),
     ),
-    Command(
-        MONITORING,
+    _monitoring(
         report,
         "Displays status, settings and all lists, for a support request",
         examples=(("report", "everything, on standard output"),),
@@ -529,23 +522,20 @@ COMMANDS: Final = (
         ),
         needs_app=False,
     ),
-    Command(
-        MONITORING,
+    _monitoring(
         maybe_stuck,
         "Detects threads of the broker that make no progress",
         examples=(("maybe_stuck", "compares the threads for 2.5 seconds and shows their places in the code"),),
         needs_app=False,
     ),
-    Command(
-        MONITORING,
+    _monitoring(
         runtime_thread_stats,
         "Displays the CPU use of each thread of the broker",
         "[--sample-interval <seconds>] [--no-table-headers] [--timeout <timeout>]",
         examples=(("runtime_thread_stats --sample-interval 10", "percent of 10 seconds"),),
         needs_app=False,
     ),
-    Command(
-        MONITORING,
+    _monitoring(
         consume_event_stream,
         "Displays events of the broker as they occur, one JSON object per line",
         "[--duration <seconds>] [--pattern <pattern>]",

@@ -170,7 +170,6 @@ def list_ciphers(context: Context) -> None:
     context.answer({"node": context.node, "result": "ok", "value": list(CIPHERS)}, "[" + ",".join(CIPHERS) + "]")
 
 
-_OPTIONS: Final = ("cipher", "hash", "iterations")
 _USAGE: Final = "<value> [<passphrase>] [--cipher <cipher>] [--hash <hash>] [--iterations <number>]"
 _PASSPHRASE: Final = ("<passphrase>", "passphrase for the key; without it, amqpctl reads standard input or asks")
 

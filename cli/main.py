@@ -156,10 +156,8 @@ def run(
     program: str = "amqpctl",
 ) -> int:
     """Run one command. Return its exit code. Cost: one request for most commands."""
-    tool = TOOLS[program]
     try:
-        line = parse(arguments, tool.options)
-        return _run(tool, line, arguments, out, err, stdin, environment)
+        return _run(TOOLS[program], arguments, out, err, stdin, environment)
     except Failure as failure:
         out.flush()
         err.write(_shown(failure, err) + "\n")
@@ -167,14 +165,9 @@ def run(
 
 
 def _run(
-    tool: Tool,
-    line: CommandLine,
-    arguments: Sequence[str],
-    out: TextIO,
-    err: TextIO,
-    stdin: TextIO,
-    environment: Mapping[str, str],
+    tool: Tool, arguments: Sequence[str], out: TextIO, err: TextIO, stdin: TextIO, environment: Mapping[str, str]
 ) -> int:
+    line = parse(arguments, tool.options)
     if "version" in line.given and not line.command:
         line = line._replace(command="version", given={k: v for k, v in line.given.items() if k != "version"})
     if not line.command:

@@ -370,7 +370,6 @@ def reload(context: Context) -> None:
     context.success()
 
 
-STARTUP_GROUP: Final = "Nodes"
 AWAIT_S: Final = 300
 WAIT_S: Final = 10
 POLL_S: Final = 0.1
@@ -467,6 +466,8 @@ _PID: Final = ("<pidfile>", "file with the process ID of the broker")
 
 
 _row = partial(Command, "Nodes")
+_configuration = partial(Command, CONFIGURATION)
+_operation = partial(Command, OPERATIONS)
 
 COMMANDS: Final = (
     VERSION,
@@ -508,31 +509,27 @@ COMMANDS: Final = (
         examples=(("stop_app", "start_app starts AMQP again"),),
         needs_app=False,
     ),
-    Command(
-        CONFIGURATION,
+    _configuration(
         accept_clock,
         "Accepts a changed wall clock for retention, time to live and delays",
         "",
         examples=(("accept_clock", "check the date before: messages that are too old by it are deleted"),),
     ),
-    Command(
-        CONFIGURATION,
+    _configuration(
         clear_alarm,
         "Ends an alarm of set_alarm",
         "<alarm>",
         (_KIND,),
         examples=(("clear_alarm memory", "publishers continue, if enough memory is free"),),
     ),
-    Command(
-        CONFIGURATION,
+    _configuration(
         set_alarm,
         "Blocks publishers as if memory or disk were low, until clear_alarm or the next start",
         "<alarm>",
         (_KIND,),
         examples=(("set_alarm disk", "publishers get connection.blocked with the reason low on disk"),),
     ),
-    Command(
-        CONFIGURATION,
+    _configuration(
         set_disk_free_limit,
         "Changes the free disk space below which publishers are blocked",
         "<disk_limit> | mem_relative <fraction>",
@@ -546,8 +543,7 @@ COMMANDS: Final = (
         ),
         needs=1,
     ),
-    Command(
-        CONFIGURATION,
+    _configuration(
         set_vm_memory_high_watermark,
         "Changes the memory use above which publishers are blocked",
         "<fraction> | absolute <value>",
@@ -561,16 +557,14 @@ COMMANDS: Final = (
         ),
         needs=1,
     ),
-    Command(
-        OPERATIONS,
+    _operation(
         reload,
         "Reloads settings, certificates and definitions, as SIGHUP does",
         "",
         examples=(("reload", "lists settings that changed, and those that need a restart"),),
         needs_app=False,
     ),
-    Command(
-        OPERATIONS,
+    _operation(
         drain,
         "Starts maintenance mode: refuses new connections and closes open ones",
         "[--grace <seconds>]",
@@ -578,23 +572,20 @@ COMMANDS: Final = (
         examples=(("drain --grace 30", "stops client traffic; messages stay, and the admin API answers"),),
         needs_app=False,
     ),
-    Command(
-        OPERATIONS,
+    _operation(
         revive,
         "Ends maintenance mode: clients can connect again",
         "",
         examples=(("revive", "on the same ports"),),
         needs_app=False,
     ),
-    Command(
-        STARTUP_GROUP,
+    _row(
         await_startup,
         "Waits for the broker to start and to serve clients",
         examples=(("await_startup --timeout 60", "exit code 0 when clients can connect, 69 after a minute"),),
         needs_app=False,
     ),
-    Command(
-        STARTUP_GROUP,
+    _row(
         reset,
         "Deletes everything, as reset does",
         "",
@@ -602,24 +593,21 @@ COMMANDS: Final = (
         examples=(("force_reset", "after stop_app"),),
         needs_app=False,
     ),
-    Command(
-        STARTUP_GROUP,
+    _row(
         reset,
         "Deletes vhosts, users, queues and messages, as before the first start",
         "",
         examples=(("reset", "after stop_app; keeps settings and the audit log"),),
         needs_app=False,
     ),
-    Command(
-        STARTUP_GROUP,
+    _row(
         stop,
         "Stops the broker and waits until its process has ended",
         own_name="shutdown",
         examples=(("shutdown", "as stop, but without a pid file"),),
         needs_app=False,
     ),
-    Command(
-        STARTUP_GROUP,
+    _row(
         wait,
         "Waits, 10 seconds by default, until a broker has started, with its process in a pid file or --pid",
         "[<pidfile>] [--pid|-P <pid>] [--timeout <timeout>]",

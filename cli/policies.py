@@ -236,6 +236,7 @@ _TABLE: Final = ("no-table-headers",)
 
 
 _row = partial(Command, GROUP)
+_parameter_command = partial(Command, PARAMETER_GROUP)
 
 COMMANDS: Final = (
     _row(
@@ -305,46 +306,40 @@ COMMANDS: Final = (
         own_name="remove_classic_queue_mirroring_from_policies",
         examples=(("remove_classic_queue_mirroring_from_policies", "before an upgrade to RabbitMQ 4"),),
     ),
-    Command(
-        PARAMETER_GROUP,
+    _parameter_command(
         clear_global_parameter,
         "Removes a global parameter",
         "<name>",
         (_PARAMETER,),
         examples=(("clear_global_parameter team", "exit code 69 if there is none"),),
     ),
-    Command(
-        PARAMETER_GROUP,
+    _parameter_command(
         clear_parameter,
         "Removes a runtime parameter",
         "[--vhost <vhost>] <component_name> <name>",
         (_COMPONENT, _PARAMETER),
         examples=(("clear_parameter operator_policy cap", "as clear_operator_policy cap"),),
     ),
-    Command(
-        PARAMETER_GROUP,
+    _parameter_command(
         list_global_parameters,
         "Lists global runtime parameters",
         "[--no-table-headers] [--timeout <timeout>]",
         examples=(("list_global_parameters --formatter json", "values are JSON texts"),),
     ),
-    Command(
-        PARAMETER_GROUP,
+    _parameter_command(
         list_parameters,
         "Shows the parameters of a vhost",
         "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]",
         examples=(("list_parameters -p shop", "the list includes operator policies"),),
     ),
-    Command(
-        PARAMETER_GROUP,
+    _parameter_command(
         set_global_parameter,
         "Sets a parameter of the whole broker",
         "<name> <value>",
         (_PARAMETER, _VALUE),
         examples=(("set_global_parameter cluster_name '\"shop\"'", "the name in server-properties"),),
     ),
-    Command(
-        PARAMETER_GROUP,
+    _parameter_command(
         set_parameter,
         "Sets a runtime parameter",
         "[--vhost <vhost>] <component_name> <name> <value>",

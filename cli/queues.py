@@ -191,7 +191,6 @@ def stop_job(context: Context) -> None:
 
 _QUEUE: Final = ("<queue>", "queue with the messages")
 _SOME: Final = "[--where <SQL>] [--limit <number>] [--dry-run] [--detach]"
-_SOME_OPTIONS: Final = ("where", "limit", "detach")
 _TO: Final = "--to-queue <queue> | --to-exchange <exchange> [--routing-key <key>]"
 
 

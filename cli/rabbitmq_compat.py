@@ -338,7 +338,6 @@ def list_deprecated_features(context: Context) -> None:
     context.show(columns, [])
 
 
-PLUGIN_GROUP: Final = "Plugin Management"
 BUILT_IN: Final = {
     "rabbitmq_auth_mechanism_ssl": "Certificates of TLS clients as logins (setting auth.mechanisms)",
     "rabbitmq_consistent_hash_exchange": "Exchanges of type x-consistent-hash and x-modulus-hash",
@@ -529,6 +528,8 @@ PLUGIN_COMMANDS: Final = (
 )
 
 _row = partial(Command, OPERATIONS)
+_flag_row = partial(Command, FEATURE_FLAG_GROUP)
+_monitoring = partial(Command, MONITORING)
 
 COMMANDS: Final = (
     _row(
@@ -583,8 +584,7 @@ COMMANDS: Final = (
         "[--vhost <vhost>]",
         examples=(("restart_vhost -p shop", "exit code 0 if it exists, else 70"),),
     ),
-    Command(
-        MONITORING,
+    _monitoring(
         list_unresponsive_queues,
         "Lists queues that accept no messages because their log failed",
         "[--vhost <vhost>] [--local] [--queue-timeout <milliseconds>] [<column> ...] [--no-table-headers]",
@@ -601,8 +601,7 @@ COMMANDS: Final = (
         own_options=("object-type",),
         examples=(("list_policies_that_match -p shop orders", "the first policy applies"),),
     ),
-    Command(
-        MONITORING,
+    _monitoring(
         cipher_suites,
         "Lists the cipher suites of TLS listeners, or all of the library",
         "[--format <openssl | erlang | map>] [--all] [--timeout <timeout>]",
@@ -613,8 +612,7 @@ COMMANDS: Final = (
         ),
         needs_app=False,
     ),
-    Command(
-        MONITORING,
+    _monitoring(
         tls_versions,
         "Lists the TLS versions of listeners",
         examples=(("tls_versions", "TLS 1.2 and 1.3"),),
@@ -645,16 +643,14 @@ COMMANDS: Final = (
         own_name="eval_file",
         examples=(("eval_file alarm.erl", "same as eval with the content of the file"),),
     ),
-    Command(
-        FEATURE_FLAG_GROUP,
+    _flag_row(
         enable_feature_flag,
         "Enables a feature flag or all: no effect, all are enabled",
         "<all | feature_flag>",
         (("<all | feature_flag>", "a name in list_feature_flags; exit code 64 for other names"),),
         examples=(("enable_feature_flag all", "exit code 0, no effect"),),
     ),
-    Command(
-        FEATURE_FLAG_GROUP,
+    _flag_row(
         list_deprecated_features,
         "Lists deprecated features: always empty, amqpd has none",
         "[<column> ...] [--no-table-headers] [--timeout <timeout>]",
@@ -662,8 +658,7 @@ COMMANDS: Final = (
         shown=len(DEPRECATED.default),
         examples=(("list_deprecated_features name state", "an empty list"),),
     ),
-    Command(
-        FEATURE_FLAG_GROUP,
+    _flag_row(
         list_feature_flags,
         "Lists feature flags: all are enabled",
         "[<column> ...] [--no-table-headers] [--timeout <timeout>]",

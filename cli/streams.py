@@ -230,6 +230,7 @@ def _list(what: str) -> Command:
 
 
 _row = partial(Command, "Queues")
+_stream = partial(Command, GROUP)
 
 COMMANDS: Final = (
     _row(
@@ -266,8 +267,7 @@ COMMANDS: Final = (
         (_QUEUE, _NAME),
         examples=(("delete_stream_offset -p shop orders billing", "the next consumer begins as a new one"),),
     ),
-    Command(
-        GROUP,
+    _stream(
         add_super_stream,
         "Adds a super stream: an exchange with a stream for each partition",
         "[--vhost <vhost>] [--partitions <number> | --routing-keys <keys>] [--exchange-type <type>] <name>",
@@ -279,8 +279,7 @@ COMMANDS: Final = (
             ("add_super_stream invoices --routing-keys eu,us --max-age P7D", "messages are kept for a week"),
         ),
     ),
-    Command(
-        GROUP,
+    _stream(
         delete_super_stream,
         "Deletes a super stream: its exchange and its streams with all messages",
         "[--vhost <vhost>] <name>",
@@ -291,8 +290,7 @@ COMMANDS: Final = (
     _list("consumers"),
     _list("publishers"),
     _list("consumer_groups"),
-    Command(
-        GROUP,
+    _stream(
         list_stream_group_consumers,
         "Lists consumers of a group of the stream protocol: refused, amqpd does not have it",
         "[--vhost <vhost>] --stream <stream> --reference <reference>",

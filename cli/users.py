@@ -216,6 +216,7 @@ def list_hashes(context: Context) -> None:
 
 
 _row = partial(Command, "Users")
+_access = partial(Command, ACCESS)
 
 COMMANDS: Final = (
     _row(
@@ -273,46 +274,40 @@ COMMANDS: Final = (
         ),
         needs=1,
     ),
-    Command(
-        ACCESS,
+    _access(
         clear_permissions,
         "Removes the permissions of a user in a vhost",
         "[--vhost <vhost>] <username>",
         (_USER,),
         examples=(("clear_permissions -p shop alice", "alice can no longer open vhost shop"),),
     ),
-    Command(
-        ACCESS,
+    _access(
         clear_topic_permissions,
         "Removes topic permissions of a user, in a vhost or for one exchange",
         "[--vhost <vhost>] <username> [<exchange>]",
         (_USER, ("<exchange>", "exchange of the permissions; without it, all exchanges")),
         examples=(("clear_topic_permissions alice amq.topic", "alice can use any routing key again"),),
     ),
-    Command(
-        ACCESS,
+    _access(
         list_permissions,
         "Shows the permissions of all users in a vhost",
         "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]",
         examples=(("list_permissions -p shop", "the permissions in vhost shop"),),
     ),
-    Command(
-        ACCESS,
+    _access(
         list_topic_permissions,
         "Shows the topic permissions of a vhost",
         "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]",
         examples=(("list_topic_permissions -p shop", "permissions on routing keys in vhost shop"),),
     ),
-    Command(
-        ACCESS,
+    _access(
         list_user_permissions,
         "Shows the permissions of a user in all vhosts",
         "[--no-table-headers] <username> [--timeout <timeout>]",
         (_USER,),
         examples=(("list_user_permissions alice", "one row per vhost"),),
     ),
-    Command(
-        ACCESS,
+    _access(
         set_permissions,
         "Sets the permissions of a user in a vhost",
         "[--vhost <vhost>] <username> <conf> <write> <read>",
@@ -327,8 +322,7 @@ COMMANDS: Final = (
             ("set_permissions alice '' '^orders$' ''", "alice can only publish to the exchange orders"),
         ),
     ),
-    Command(
-        ACCESS,
+    _access(
         set_topic_permissions,
         "Sets the routing keys that a user may use with an exchange",
         "[--vhost <vhost>] <username> <exchange> <write> <read>",

@@ -144,6 +144,7 @@ _USER: Final = ("<username>", "name of the user")
 
 
 _row = partial(Command, GROUP)
+_user_command = partial(Command, "Users")
 
 COMMANDS: Final = (
     _row(
@@ -186,16 +187,14 @@ COMMANDS: Final = (
         (("<name>", "the name in server-properties, for new connections"),),
         examples=(("set_cluster_name shop", "same as set_global_parameter cluster_name '\"shop\"'"),),
     ),
-    Command(
-        "Users",
+    _user_command(
         clear_user_limits,
         "Removes limits of a user",
         "<username> <limit_type> | all",
         (_USER, ("<limit_type>", "max-connections, max-channels, producer_byte_rate, consumer_byte_rate or all")),
         examples=(("clear_user_limits alice max-channels", "exit code 0, also if it was not set"),),
     ),
-    Command(
-        "Users",
+    _user_command(
         list_user_limits,
         "Shows the limits of users",
         "[--user <username>] [--global]",
@@ -206,8 +205,7 @@ COMMANDS: Final = (
             ("list_user_limits --global", "one row for each user with limits"),
         ),
     ),
-    Command(
-        "Users",
+    _user_command(
         set_user_limits,
         "Sets user limits",
         "<username> <definition>",
@@ -220,15 +218,13 @@ COMMANDS: Final = (
         ),
         examples=(("set_user_limits alice '{\"max-connections\": 10}'", "other limits do not change"),),
     ),
-    Command(
-        GROUP,
+    _row(
         clear_vhost_limits,
         "Clears virtual host limits",
         "[--vhost <vhost>]",
         examples=(("clear_vhost_limits -p shop", "exit code 69 if there are none"),),
     ),
-    Command(
-        GROUP,
+    _row(
         list_vhost_limits,
         "Shows the limits of vhosts",
         "[--vhost <vhost>] [--global] [--no-table-headers]",
@@ -237,8 +233,7 @@ COMMANDS: Final = (
             ("list_vhost_limits --global", "one row for each vhost with limits"),
         ),
     ),
-    Command(
-        GROUP,
+    _row(
         set_vhost_limits,
         "Sets virtual host limits",
         "[--vhost <vhost>] <definition>",

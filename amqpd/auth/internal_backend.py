@@ -144,10 +144,7 @@ class NoSuchVhost(AuthError):
 
 
 class AuthenticationRefused(Exception):
-    """A failed login.
-
-    `reason` is for the log. The client must not see it: it would learn why the login failed.
-    """
+    """A failed login. `reason` is for the log. The client must not see it: it would learn why the login failed."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -186,22 +183,6 @@ class AuthChange(NamedTuple):
     vhost: str | None = None
 
 
-class BackendContext(NamedTuple):
-    """Everything that a backend needs, available after `MetadataStore.open`.
-
-    Attributes:
-        password_hashing: the algorithm of new hashes.
-        with_scram: make SCRAM credentials when a password is set.
-    """
-
-    metadata: MetadataStore
-    state: MetadataState
-    vhost_exists: Callable[[str], bool]
-    loopback_users: Collection[str] = ("guest",)
-    password_hashing: str = ARGON2ID
-    with_scram: bool = False
-
-
 class InternalBackend:
     """Users and permissions in memory, stored in the metadata database. Call all methods on the event loop.
 
@@ -214,28 +195,38 @@ class InternalBackend:
         change_lock: lock held from the checks of a change until its commit.
     """
 
-    def __init__(self, context: BackendContext, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        state: MetadataState,
+        vhost_exists: Callable[[str], bool],
+        loopback_users: Collection[str] = ("guest",),
+        password_hashing: str = ARGON2ID,
+        with_scram: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Create the backend from the rows of the database.
 
         Args:
+            password_hashing: the algorithm of new hashes.
+            with_scram: make SCRAM credentials when a password is set.
             clock: returns seconds; it measures the age of verified passwords and of failed logins.
         """
-        state = context.state
-        self._metadata = context.metadata
-        self._vhost_exists = context.vhost_exists
-        self.loopback_users = frozenset(context.loopback_users)
+        self._metadata = metadata
+        self._vhost_exists = vhost_exists
+        self.loopback_users = frozenset(loopback_users)
         self.closed_names: frozenset[str] = frozenset()
         self.listeners: list[Callable[[AuthChange], None]] = []
         self._users = {row.name: row for row in state.users}
         self._scram = {row.user: row for row in state.scram_credentials}
         self._scram_secret = state.instance_id.encode()
-        self._with_scram = context.with_scram
+        self._with_scram = with_scram
         self._permissions = Permissions(state.permissions, state.topic_permissions)
         self._verified = VerifiedPasswordCache(clock=clock)
         self.failure_backoff = FailureBackoff(clock)
         self.login_stats = LoginStats()
         self._passwords = PasswordHasherPool()
-        self._hashing = context.password_hashing
+        self._hashing = password_hashing
         self.change_lock = asyncio.Lock()
         for user in state.users:
             if user.password_hash and user.hashing_algorithm not in ALGORITHMS:
@@ -412,20 +403,10 @@ class InternalBackend:
             row = self.user(name)
             await self._commit([Delete(row)], lambda: self._apply_deletion(row))
 
-    async def change_password(
-        self,
-        name: str,
-        password: bytes = b"",
-        *,
-        password_hash: str | None = None,
-        hashing_algorithm: str = RABBIT_SHA256,
-    ) -> None:
-        """Change a password. If both password and hash are missing, the user gets none.
-
-        Raises: NoSuchUser, InvalidUser.
-        """
+    async def change_password(self, name: str, password: bytes = b"") -> None:
+        """Change a password; an empty one: the user cannot log in with a password. Raises: NoSuchUser."""
         self.user(name)
-        secrets = await self._secrets(password, password_hash, hashing_algorithm)
+        secrets = await self._secrets(password, None, "")
         async with self.change_lock:
             row = self.user(name)._replace(password_hash=secrets.hash, hashing_algorithm=secrets.algorithm)
             await self._commit_password(row, secrets, AuthChange("password", name))

@@ -12,7 +12,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Final
 
-from amqpd.auth.internal_backend import BackendContext, InternalBackend
+from amqpd.auth.internal_backend import InternalBackend
 from amqpd.broker.audit import AUDIT, Audit, open_stream
 from amqpd.broker.delayed.delayed_messages import DelayScheduler
 from amqpd.broker.events import EVENT_EXCHANGE, as_broker, auth_events
@@ -127,14 +127,12 @@ class Broker:
         self.start_report = findings.report
         self.catalogue.deletions.take_over(findings)
         self.auth = InternalBackend(
-            BackendContext(
-                self.metadata,
-                state,
-                self.vhosts.exists,
-                self.settings.amqp.loopback_users,
-                self.settings.auth.password_hashing,
-                self.settings.kafka.is_on,
-            )
+            self.metadata,
+            state,
+            self.vhosts.exists,
+            self.settings.amqp.loopback_users,
+            self.settings.auth.password_hashing,
+            self.settings.kafka.is_on,
         )
         self.auth.listeners.append(self._user_changed)
         self.exchange_states.load(state.seen_caches, state.seen)

@@ -623,8 +623,7 @@ async def _read_part(chunks: Iterable[bytes], slices: TimeSlice) -> _ListingPart
         pieces = (rest + chunk).split(b"\n")
         rest = pieces.pop()
         lines += pieces
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     try:
         head = json.loads(lines[0])
         return _ListingPart(head["total"], head["filtered"], lines[1:])
@@ -657,8 +656,7 @@ async def _merged(
         if index >= first:
             body.add(comma + line.partition(b"\t")[2].decode())
             comma = ","
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     body.add("]}" if page else "]")
     return ApiResponse(200, body.finished(), headers=_missing_header(missing))
 

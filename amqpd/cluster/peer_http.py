@@ -234,8 +234,7 @@ class AnswerParser(SlicedJsonParser):
         if depth < DEPTH and char in "[{":
             return await (self.list(depth + 1) if char == "[" else self.object(depth + 1))
         value, self.at = _DECODER.raw_decode(self.text, self.at)
-        if self.slices.expired:
-            await self.slices.yield_loop()
+        await self.slices.yield_if_due()
         return value
 
     def pass_over(self, count: int) -> None:

@@ -498,10 +498,6 @@ def _login_from(value: str) -> str:
     return "subject_alternative_name" if value == "subject_alt_name" else value
 
 
-def _combined(pattern: str, does: str, take: Take) -> Key:
-    return Key(pattern, does, take)
-
-
 INTERNAL: Final = ("internal", "rabbit_auth_backend_internal")
 NO_CLUSTER: Final = "it is about RabbitMQ's clusters; amqpd has the settings cluster.*"
 NO_ERLANG: Final = "it is about Erlang"
@@ -520,10 +516,10 @@ LOG_LEVEL: Final = "`log.level`; notice is info, critical and above are error"
 # fmt: off
 ROWS: Final[tuple[Key, ...]] = (
     # -- listeners
-    _combined("listeners.tcp", "`none`: `amqp.port` is off", Translation.no_listener),
-    _combined("listeners.ssl", "`none`: `amqp.tls.port` is off", Translation.no_listener),
-    _combined("listeners.tcp.$name", "`amqp.port`, with addresses `amqp.host`; one port", Translation.listener),
-    _combined("listeners.ssl.$name", "`amqp.tls.port`, with addresses `amqp.host`; one port", Translation.listener),
+    Key("listeners.tcp", "`none`: `amqp.port` is off", Translation.no_listener),
+    Key("listeners.ssl", "`none`: `amqp.tls.port` is off", Translation.no_listener),
+    Key("listeners.tcp.$name", "`amqp.port`, with addresses `amqp.host`; one port", Translation.listener),
+    Key("listeners.ssl.$name", "`amqp.tls.port`, with addresses `amqp.host`; one port", Translation.listener),
     _same("handshake_timeout", "amqp.handshake_timeout_s", handshake_s, ", from milliseconds; an hour at most"),
     _same("heartbeat", "amqp.heartbeat_s", number),
     _same("frame_max", "amqp.frame_max", frame_size, "; 0 is 128 MiB"),
@@ -552,14 +548,14 @@ ROWS: Final[tuple[Key, ...]] = (
     _same("ssl_options.keyfile", "amqp.tls.key"),
     _same("ssl_options.verify", "amqp.tls.verify_peer", verify),
     _same("ssl_options.fail_if_no_peer_cert", "amqp.tls.fail_if_no_peer_certificate", boolean),
-    _combined("ssl_options.versions.$n", VERSIONS, Translation.tls_version),
+    Key("ssl_options.versions.$n", VERSIONS, Translation.tls_version),
     *_refused(
         PLAIN_KEYS,
         "ssl_options.password", "ssl_options.cert", "ssl_options.cacerts.$name", "ssl_options.key.*",
     ),
     _fixed_value("ssl_options.crl_check", ("false",), "amqpd does not check lists of revoked certificates"),
     _same("ssl_options.depth", "amqp.tls.depth", chain_depth),
-    _combined("ssl_options.ciphers.$name", "`amqp.tls.ciphers`, in the order of the lines", Translation.cipher),
+    Key("ssl_options.ciphers.$name", "`amqp.tls.ciphers`, in the order of the lines", Translation.cipher),
     *_ignored(
         "OpenSSL decides",
         "ssl_options.honor_cipher_order", "ssl_options.honor_ecc_order", "ssl_options.dh",
@@ -571,16 +567,16 @@ ROWS: Final[tuple[Key, ...]] = (
     _same("default_user", "default.user"),
     _same("default_pass", "default.password"),
     _same("default_vhost", "default.vhost"),
-    _combined("default_user_tags.$tag", "`default.tags`", Translation.user_tag),
+    Key("default_user_tags.$tag", "`default.tags`", Translation.user_tag),
     _same("default_permissions.configure", "default.configure"),
     _same("default_permissions.write", "default.write"),
     _same("default_permissions.read", "default.read"),
-    _combined("loopback_users", "`none`: `amqp.loopback_users` is empty", Translation.no_loopback_users),
-    _combined("loopback_users.$user", "`amqp.loopback_users`: those that are true", Translation.loopback_user),
+    Key("loopback_users", "`none`: `amqp.loopback_users` is empty", Translation.no_loopback_users),
+    Key("loopback_users.$user", "`amqp.loopback_users`: those that are true", Translation.loopback_user),
     _fixed_value("auth_backends.$n", INTERNAL, "amqpd keeps its users itself"),
     _fixed_value("auth_backends.$n.authn", INTERNAL, "amqpd keeps its users itself"),
     _fixed_value("auth_backends.$n.authz", INTERNAL, "amqpd keeps its users itself"),
-    _combined("auth_mechanisms.$n", "`auth.mechanisms`: PLAIN, AMQPLAIN, EXTERNAL", Translation.mechanism),
+    Key("auth_mechanisms.$n", "`auth.mechanisms`: PLAIN, AMQPLAIN, EXTERNAL", Translation.mechanism),
     *_refused("amqpd keeps its users itself", "auth_ldap.*", "auth_http.*", "auth_oauth2.*"),
     *_ignored("amqpd keeps all users in memory", "auth_cache.*"),
     _fixed_value("anonymous_login_user", ("none",), "a login needs a password"),
@@ -588,7 +584,7 @@ ROWS: Final[tuple[Key, ...]] = (
     _same("ssl_cert_login_from", "auth.ssl_cert_login_from", _login_from),
     _same("ssl_cert_login_san_type", "auth.ssl_cert_login_san_type", more="; `other_name` is **refused**"),
     _same("ssl_cert_login_san_index", "auth.ssl_cert_login_san_index", number),
-    _combined(
+    Key(
         "password_hashing_module", "`auth.password_hashing`; MD5: nothing, argon2id stays", Translation.password_hashing
     ),
     _fixed_value(
@@ -631,14 +627,14 @@ ROWS: Final[tuple[Key, ...]] = (
     ),
     *_ignored("amqpd accepts transient queues", "deprecated_features.permit.*"),
     # -- the log
-    _combined("log.dir", "directory of a relative `log.file`", Translation.log_key),
-    _combined("log.file", "`log.file`", Translation.log_key),
-    _combined("log.file.level", f"{LOG_LEVEL}; used with log.file", Translation.log_key),
-    _combined("log.file.formatter", "`log.format`; used with log.file", Translation.log_key),
-    _combined("log.console", "standard error, without log.file", Translation.log_key),
-    _combined("log.console.level", f"{LOG_LEVEL}; used without log.file", Translation.log_key),
-    _combined("log.console.formatter", "`log.format`; used without log.file", Translation.log_key),
-    _combined("log.default.level", f"{LOG_LEVEL}; used without the other two", Translation.log_key),
+    Key("log.dir", "directory of a relative `log.file`", Translation.log_key),
+    Key("log.file", "`log.file`", Translation.log_key),
+    Key("log.file.level", f"{LOG_LEVEL}; used with log.file", Translation.log_key),
+    Key("log.file.formatter", "`log.format`; used with log.file", Translation.log_key),
+    Key("log.console", "standard error, without log.file", Translation.log_key),
+    Key("log.console.level", f"{LOG_LEVEL}; used without log.file", Translation.log_key),
+    Key("log.console.formatter", "`log.format`; used without log.file", Translation.log_key),
+    Key("log.default.level", f"{LOG_LEVEL}; used without the other two", Translation.log_key),
     *_ignored(
         ONE_LOG,
         "log.file.*", "log.console.*", "log.default.*", "log.exchange", "log.exchange.*", "log.journald",
@@ -649,7 +645,7 @@ ROWS: Final[tuple[Key, ...]] = (
     # -- the admin API
     _admin("management.tcp.port", "http.port", number),
     _admin("management.tcp.ip", "http.host"),
-    _combined("management.tcp.*", f"nothing: {OWN_LIMITS}", Translation.admin_unused),
+    Key("management.tcp.*", f"nothing: {OWN_LIMITS}", Translation.admin_unused),
     _admin("management.ssl.port", "http.tls.port", number, f"; 15671 where it is missing. {ALONE}"),
     _admin("management.ssl.ip", "http.tls.host"),
     _admin("management.ssl.cacertfile", "http.tls.ca"),
@@ -657,19 +653,17 @@ ROWS: Final[tuple[Key, ...]] = (
     _admin("management.ssl.keyfile", "http.tls.key"),
     _admin("management.ssl.verify", "http.tls.verify_peer", verify),
     _admin("management.ssl.fail_if_no_peer_cert", "http.tls.fail_if_no_peer_certificate", boolean),
-    _combined("management.ssl.versions.$n", VERSIONS, Translation.tls_version),
+    Key("management.ssl.versions.$n", VERSIONS, Translation.tls_version),
     *_refused(PLAIN_KEYS, "management.ssl.password"),
     _admin("management.ssl.depth", "http.tls.depth", chain_depth),
-    _combined("management.ssl.ciphers.$name", "`http.tls.ciphers`, in the order of the lines", Translation.cipher),
-    _combined("management.ssl.*", f"nothing: {OWN_LIMITS}", Translation.admin_unused),
+    Key("management.ssl.ciphers.$name", "`http.tls.ciphers`, in the order of the lines", Translation.cipher),
+    Key("management.ssl.*", f"nothing: {OWN_LIMITS}", Translation.admin_unused),
     *(
-        _combined(f"management.listener.{key}", _legacy_key(setting), Translation.old_admin_listener)
+        Key(f"management.listener.{key}", _legacy_key(setting), Translation.old_admin_listener)
         for key, (setting, _) in OLD_LISTENER.items()
     ),
     _fixed_value("management.listener.ssl_opts", ("none",), "use its keys, such as management.ssl.certfile"),
-    _combined(
-        "management.listener.ssl_opts.versions.$n", VERSIONS, Translation.tls_version
-    ),
+    Key("management.listener.ssl_opts.versions.$n", VERSIONS, Translation.tls_version),
     *_refused(
         PLAIN_KEYS, "management.listener.ssl_opts.password", "management.listener.ssl_opts.cert",
         "management.listener.ssl_opts.cacerts.$name", "management.listener.ssl_opts.key.*",
@@ -677,7 +671,7 @@ ROWS: Final[tuple[Key, ...]] = (
     _fixed_value(
         "management.listener.ssl_opts.crl_check", ("false",), "amqpd does not check lists of revoked certificates"
     ),
-    _combined(
+    Key(
         "management.listener.ssl_opts.ciphers.$name", "`http.tls.ciphers`, where its ssl is true", Translation.cipher
     ),
     *_ignored("OpenSSL decides", "management.listener.ssl_opts.*"),
@@ -715,7 +709,7 @@ ROWS: Final[tuple[Key, ...]] = (
     _fixed_value("prometheus.path", ("/metrics",), "amqpd has metrics at /metrics"),
     _metrics("prometheus.return_per_object_metrics", "metrics.return_per_object_metrics", boolean),
     *_refused("metrics over TLS are at /metrics of management.ssl's port", "prometheus.ssl.*"),
-    _combined("prometheus.*", f"nothing: {OWN_LIMITS}", Translation.metrics_unused),
+    Key("prometheus.*", f"nothing: {OWN_LIMITS}", Translation.metrics_unused),
     # -- one node, and no Erlang
     _same("cluster_name", "cluster_name"),
     *_ignored(

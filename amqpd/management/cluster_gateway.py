@@ -10,7 +10,7 @@ itself alone.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from amqpd.auth.internal_backend import AuthenticationRefused, User
 from amqpd.management.request import BadRequest, NotAuthorised, Principal
@@ -87,25 +87,22 @@ def encode_caller(caller: Principal, peer: tuple[str, int]) -> str:
     return json.dumps({"user": caller.user.name, "operator": caller.operator, "peer": list(peer)})
 
 
-class ClusterApi:
-    """Abstract base class: the cluster as the admin API of one node uses it.
-
-    `amqpd.cluster.api_gateway.ApiGateway` implements it.
+class ClusterApi(Protocol):
+    """The cluster as the admin API of one node uses it. `amqpd.cluster.api_gateway.ApiGateway` implements it.
 
     Attributes:
         name: the name of this node.
         control: operations on the cluster (move, rebalance, drain).
     """
 
-    name = ""
-    control: ClusterControl | None = None
+    name: str
+    control: ClusterControl | None
 
     async def session_user(self, node: str, digest: str, end: bool) -> str:
         """Ask `node` for the user of the login session with this digest. `end` also ends the session.
 
         Returns an empty text if there is no such session, or the node does not answer.
         """
-        raise NotImplementedError
 
     async def forward(
         self, request: web.BaseRequest, route: ApiRoute, params: Mapping[str, str], asked_by: ForwardedRequest
@@ -114,11 +111,9 @@ class ClusterApi:
 
         Returns None if this node must answer itself, from its own state or for all nodes. Raises: ApiError.
         """
-        raise NotImplementedError
 
     async def wait_for_position(self, headers: Mapping[str, str]) -> None:
         """Wait until this node has read the position in the header POSITION, or a time limit has passed."""
-        raise NotImplementedError
 
     async def wait_until_owner(self, route: ApiRoute, params: Mapping[str, str], body: object) -> None:
         """Wait until this node owns the vhost of a request that another node has passed on.
@@ -127,12 +122,9 @@ class ClusterApi:
 
         Raises: Unavailable if the vhost does not arrive in time or another node owns it.
         """
-        raise NotImplementedError
 
     def handler(self, route: ApiRoute) -> Handler:
         """Return the handler for a request that this node answers from its own state or for all nodes."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Close the connections to other nodes, when this node stops."""
-        raise NotImplementedError

@@ -20,10 +20,8 @@ All loops run in slices. An object that is created or deleted meanwhile can be m
 from __future__ import annotations
 
 import asyncio
-import gc
 import platform
 import resource
-import threading
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -43,14 +41,20 @@ from amqpd.management.overview import THREADS_MAX
 from amqpd.management.prometheus import CONTENT_TYPE, MetricsWriter, format_labels
 from amqpd.management.request import ApiResponse, Role
 from amqpd.management.router import ApiRoute
-from amqpd.management.stats import IO, queue_lengths, read_proc_numbers
+from amqpd.management.stats import (
+    IO,
+    NODE_COUNTERS,
+    connection_octets,
+    queue_lengths,
+    read_proc_numbers,
+    unroutable_counts,
+)
 from amqpd.management.time_slice import TimeSlice
-from amqpd.process import disk_free_bytes, process
 from amqpd.storage.fsync_thread import BOUNDS_ACKS_S, BOUNDS_BYTES, BOUNDS_LOGS, BOUNDS_S
 from amqpd.storage.local_log import LocalLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
     from amqpd.broker.broker import Broker
@@ -176,9 +180,8 @@ class ObjectCollector:
         if _KAFKA in self._wanted:
             await kafka_metrics.put_lags(self._sheet, self._call, self._vhosts, self._openings, slices)
 
-    def _put(self, group: Mapping[str, Family], values: Mapping[str, float], label_set: str) -> None:
-        for name, value in values.items():
-            self._sheet.add(group[name], value, label_set)
+    def _put(self, group: Mapping[str, Family], values: Iterable[float], label_set: str) -> None:
+        put_group(self._sheet, group, values, label_set)
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
@@ -193,16 +196,14 @@ class ObjectCollector:
                 label_set = format_labels(vhost=queue.vhost_name, queue=queue.name)
                 for reader in readers:
                     reader(self, queue, label_set)
-                if slices.expired:
-                    await slices.yield_loop()
+                await slices.yield_if_due()
 
     def coarse(self, queue: Queue, label_set: str) -> None:
         messages, ready, unacked = queue_lengths(queue)
-        values = {"queue_messages_ready": ready, "queue_messages_unacked": unacked, "queue_messages": messages}
-        self._put(prometheus.QUEUE_COARSE, values, label_set)
+        self._put(prometheus.QUEUE_COARSE, (ready, unacked, messages), label_set)
 
     def consumers(self, queue: Queue, label_set: str) -> None:
-        self._put(prometheus.QUEUE_CONSUMERS, {"queue_consumers": len(queue.consumers)}, label_set)
+        self._put(prometheus.QUEUE_CONSUMERS, (len(queue.consumers),), label_set)
 
     def queue(self, queue: Queue, label_set: str) -> None:
         """Write `queue_metrics`. rabbit: includes the number of consumers, unless `queue_consumer_count` is wanted
@@ -211,36 +212,26 @@ class ObjectCollector:
         if "queue_consumer_count" not in self._wanted:
             self.consumers(queue, label_set)
         utilisation = self._call.rates.utilisation(queue)
-        values: dict[str, float] = {
-            "queue_consumer_capacity": utilisation,
-            "queue_consumer_utilisation": utilisation,
-            "queue_messages_bytes": queue_bytes(queue),
-            "queue_messages_ready_bytes": int(queue.ready_bytes),
-            "queue_messages_unacked_bytes": unacked_bytes(queue),
-            "queue_messages_delayed_retry": int(queue.delayed_count),
-        }
-        self._put(prometheus.QUEUE, values, label_set)
+        self._put(prometheus.QUEUE, (utilisation, utilisation, *_queue_sizes(queue)), label_set)
 
     def published(self, queue: Queue, _label_set: str) -> None:
         """Write the publishes to the queue. rabbit: with the label `queue_vhost` instead of `vhost`."""
         label_set = format_labels(queue_vhost=queue.vhost_name, queue=queue.name)
-        self._put(prometheus.QUEUE_PUBLISHED, {"queue_messages_published_total": int(queue.published_count)}, label_set)
+        self._put(prometheus.QUEUE_PUBLISHED, (int(queue.published_count),), label_set)
 
     def deliveries(self, queue: Queue, label_set: str) -> None:
-        counts = dict(zip(prometheus.QUEUE_DELIVERY, queue_counts(queue)[1:], strict=True))
-        self._put(prometheus.QUEUE_DELIVERY, counts, label_set)
+        self._put(prometheus.QUEUE_DELIVERY, queue_counts(queue)[1:], label_set)
 
     def deliveries_by_queue(self, queue: Queue, label_set: str) -> None:
-        counts = dict(zip(prometheus.QUEUE_DELIVERY_OWN, queue_counts(queue)[1:], strict=True))
-        self._put(prometheus.QUEUE_DELIVERY_OWN, counts, label_set)
+        self._put(prometheus.QUEUE_DELIVERY_OWN, queue_counts(queue)[1:], label_set)
 
     def log(self, queue: Queue, label_set: str) -> None:
         if not isinstance(queue.store, LocalLog) or not queue.store.ready:
             return
-        span = LogTotals()
-        span.add(queue)
-        for name in ("first_offset", "end_offset", "records", "bytes", "segments"):
-            self._sheet.add(prometheus.LOG[f"amqpd_log_{name}"], getattr(span, name), label_set)
+        log = LogTotals()
+        log.add(queue)
+        values = (log.first_offset, log.end_offset, log.records, log.bytes, log.segments)
+        self._put(prometheus.LOG, values, label_set)
 
     def exports(self, queue: Queue, _label_set: str) -> None:
         for name, lag in export_lags(self._call, queue).items():
@@ -252,7 +243,7 @@ class ObjectCollector:
         begun = [reader for reader in readers if reader.offset >= 0]
         if begun and queue.store is not None:
             lag = max(int(queue.store.next_offset - reader.offset) for reader in begun)
-            self._put(prometheus.STREAM_LAG, {"stream_consumer_max_offset_lag": max(0, lag)}, label_set)
+            self._put(prometheus.STREAM_LAG, (max(0, lag),), label_set)
 
     # -- connections, channels ---------------------------------------------------------------------------------------
 
@@ -265,21 +256,15 @@ class ObjectCollector:
                 for channel in connection.channels.all():
                     if not channel.closing:
                         self._channel(channel)
-            if slices.expired:
-                await slices.yield_loop()
+            await slices.yield_if_due()
 
     def _connection(self, connection: Connection) -> None:
-        label_set = format_labels(
-            channel=pid(self._call, connection.session)
-        )  # rabbit: the label of connections is `channel`
+        # rabbit: the label of connections is `channel`
+        label_set = format_labels(channel=pid(self._call, connection.session))
         if "connection_coarse_metrics" in self._wanted:
-            values = (int(connection.received_bytes), int(connection.output.sent_bytes))
-            self._put(
-                prometheus.CONNECTION_COARSE, dict(zip(prometheus.CONNECTION_COARSE, values, strict=True)), label_set
-            )
+            self._put(prometheus.CONNECTION_COARSE, connection_octets(connection), label_set)
         if "connection_metrics" in self._wanted:
-            count = len(connection.channels.by_number)
-            self._put(prometheus.CONNECTION, {"connection_channels": count}, label_set)
+            self._put(prometheus.CONNECTION, (len(connection.channels.by_number),), label_set)
 
     def _channel(self, channel: Channel) -> None:
         name = pid(self._call, channel.session, channel.number)
@@ -287,19 +272,14 @@ class ObjectCollector:
             self._put(prometheus.CHANNEL, channel_gauges(channel), format_labels(channel=name))
         if "channel_exchange_metrics" in self._wanted:
             label_set = format_labels(channel=name, vhost=channel.session.vhost.name)
-            counts = channel_counts(channel)
-            self._put(
-                prometheus.CHANNEL_PUBLISHED, dict(zip(prometheus.CHANNEL_PUBLISHED, counts, strict=False)), label_set
-            )
+            self._put(prometheus.CHANNEL_PUBLISHED, channel_counts(channel)[:2], label_set)
 
     # -- vhosts, exchanges -------------------------------------------------------------------------------------------
 
     def _read_vhost(self, vhost: VHost) -> None:
         label_set = format_labels(vhost=vhost.name)
         if "channel_exchange_metrics" in self._wanted:
-            returned = vhost.counts.returned_count
-            values = (returned, max(0, vhost.unroutable_count - returned))
-            self._put(prometheus.UNROUTABLE, dict(zip(prometheus.UNROUTABLE, values, strict=True)), label_set)
+            self._put(prometheus.UNROUTABLE, unroutable_counts(vhost), label_set)
         if "vhost_status" in self._wanted:
             self._sheet.add(prometheus.CLUSTER["cluster_vhost_status"], 1, label_set)
 
@@ -312,22 +292,26 @@ class ObjectCollector:
                 self._sheet.add(prometheus.CLUSTER["cluster_exchange_name"], 1, label_set)
             if "exchange_bindings" in self._wanted:
                 self._sheet.add(prometheus.CLUSTER["cluster_exchange_bindings"], len(exchange.bindings), label_set)
-            if slices.expired:
-                await slices.yield_loop()
+            await slices.yield_if_due()
 
 
-def channel_gauges(channel: Channel) -> dict[str, int]:
-    """Return the gauges of a channel by their names in `prometheus.CHANNEL`."""
+def channel_gauges(channel: Channel) -> tuple[int, ...]:
+    """Return the gauges of a channel in the order of `prometheus.CHANNEL`."""
     confirms, transaction, deliveries = channel.confirms, channel.transaction, channel.deliveries
-    return {
-        "channel_consumers": len(deliveries.consumers),
-        "channel_messages_unacked": deliveries.unacked.count(),
-        "channel_messages_unconfirmed": confirms.sequence - confirms.confirmed_sequence if confirms is not None else 0,
-        "channel_messages_uncommitted": len(transaction.publishes) if transaction is not None else 0,
-        "channel_acks_uncommitted": len(transaction.acks) if transaction is not None else 0,
-        "consumer_prefetch": deliveries.prefetch_count,
-        "channel_prefetch": deliveries.window_size,
-    }
+    return (
+        len(deliveries.consumers),
+        deliveries.unacked.count(),
+        confirms.sequence - confirms.confirmed_sequence if confirms is not None else 0,
+        len(transaction.publishes) if transaction is not None else 0,
+        len(transaction.acks) if transaction is not None else 0,
+        deliveries.prefetch_count,
+        deliveries.window_size,
+    )
+
+
+def _queue_sizes(queue: Queue) -> tuple[int, ...]:
+    """Return the bytes of all, ready and unacked messages, and the number of those that wait for a retry."""
+    return queue_bytes(queue), int(queue.ready_bytes), unacked_bytes(queue), int(queue.delayed_count)
 
 
 _BY_QUEUE: Final[dict[str, Callable[[ObjectCollector, Queue, str], None]]] = {
@@ -350,10 +334,10 @@ PER_OBJECT: Final = frozenset({*_BY_QUEUE, *_BY_CHANNEL, *_BY_CONNECTION, _KAFKA
 OBJECT_GROUPS: Final = frozenset({*_BY_QUEUE, *_BY_CHANNEL, *_BY_CONNECTION, *_BY_EXCHANGE, "vhost_status", _KAFKA})
 
 
-def put_group(sheet: MetricsWriter, group: Mapping[str, Family], values: Mapping[str, float]) -> None:
-    """Write a sample without labels for each family of the group. `values` has a value for each of them."""
-    for name, family in group.items():
-        sheet.add(family, values[name])
+def put_group(sheet: MetricsWriter, group: Mapping[str, Family], values: Iterable[float], label_set: str = "") -> None:
+    """Write a sample for each family of the group. `values` are in the order of the families."""
+    for family, value in zip(group.values(), values, strict=True):
+        sheet.add(family, value, label_set)
 
 
 def put_identity(sheet: MetricsWriter, call: ApiRequest) -> None:
@@ -380,71 +364,33 @@ def put_identity(sheet: MetricsWriter, call: ApiRequest) -> None:
 
 
 def put_churn(sheet: MetricsWriter, call: ApiRequest) -> None:
-    names = tuple(prometheus.CHURN)
-    put_group(sheet, prometheus.CHURN, dict(zip(names, _churn_counts(call), strict=True)))
-
-
-def _churn_counts(call: ApiRequest) -> tuple[int, ...]:
-    broker, connections = call.broker, call.server.connections
-    return (
-        *(connections.opened_count, connections.closed_count),
-        *(broker.channels.opened_count, broker.channels.closed_count),
-        *(broker.catalogue.queue_declared_count, broker.catalogue.queue_created_count),
-        broker.catalogue.queue_deleted_count,
-    )
+    put_group(sheet, prometheus.CHURN, call.rates.churn.counts())
 
 
 def put_node_coarse(sheet: MetricsWriter, call: ApiRequest) -> None:
-    stats = process()
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    values = {
-        "process_open_fds": stats.fd_count,
-        "process_open_tcp_sockets": len(call.server.connections.by_name),
-        "process_resident_memory_bytes": stats.rss_bytes,
-        "disk_space_available_bytes": disk_free_bytes(call.broker.settings.data_dir),
-        "erlang_processes_used": threading.active_count(),
-        "erlang_gc_runs_total": sum(each["collections"] for each in gc.get_stats()),
-        "erlang_scheduler_context_switches_total": usage.ru_nvcsw + usage.ru_nivcsw,
-    }
-    put_group(sheet, prometheus.NODE_COARSE, values)
+    found = dict(zip(NODE_COUNTERS, call.rates.node.counts(), strict=True))
+    names = ("fd_used", "sockets_used", "mem_used", "disk_free", "proc_used", "gc_num", "context_switches")
+    put_group(sheet, prometheus.NODE_COARSE, [found[name] for name in names])
 
 
 def put_node(sheet: MetricsWriter, call: ApiRequest) -> None:
     alarms = call.broker.alarms
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    values = {
-        "process_max_fds": limit,
-        "process_max_tcp_sockets": limit,
-        "resident_memory_limit_bytes": alarms.memory_limit_bytes,
-        "disk_space_available_limit_bytes": alarms.disk_free_limit_bytes,
-        "erlang_processes_limit": int(THREADS_MAX.read_text("ascii")),
-        "erlang_uptime_seconds": call.broker.uptime_s(),
-    }
+    threads = int(THREADS_MAX.read_text("ascii"))
+    values = (limit, limit, alarms.memory_limit_bytes, alarms.disk_free_limit_bytes, threads, call.broker.uptime_s())
     put_group(sheet, prometheus.NODE, values)
 
 
 def put_persister(sheet: MetricsWriter, call: ApiRequest) -> None:
     io = read_proc_numbers(IO)
     times = call.broker.storage.sync_times
-    values = {
-        "io_read_ops_total": io.get("syscr", 0),
-        "io_read_bytes_total": io.get("read_bytes", 0),
-        "io_write_ops_total": io.get("syscw", 0),
-        "io_write_bytes_total": io.get("write_bytes", 0),
-        "io_sync_ops_total": times.count,
-        "io_sync_time_seconds_total": times.total_s,
-    }
-    put_group(sheet, prometheus.PERSISTER, values)
+    counts = [io.get(name, 0) for name in ("syscr", "read_bytes", "syscw", "write_bytes")]
+    put_group(sheet, prometheus.PERSISTER, (*counts, times.count, times.total_s))
 
 
 def put_alarms(sheet: MetricsWriter, call: ApiRequest) -> None:
     raised = call.broker.alarms.raised
-    values = {
-        "alarms_file_descriptor_limit": 0,
-        "alarms_free_disk_space_watermark": int("disk" in raised),
-        "alarms_memory_used_watermark": int("memory" in raised),
-    }
-    put_group(sheet, prometheus.ALARMS, values)
+    put_group(sheet, prometheus.ALARMS, (0, int("disk" in raised), int("memory" in raised)))
 
 
 def put_login_attempts(sheet: MetricsWriter, call: ApiRequest) -> None:
@@ -464,8 +410,7 @@ def put_login_attempts_by_source(sheet: MetricsWriter, call: ApiRequest) -> None
 
 def _attempts(sheet: MetricsWriter, group: Mapping[str, Family], counts: list[int], label_set: str) -> None:
     right, wrong = counts
-    for family, count in zip(group.values(), (right + wrong, right, wrong), strict=True):
-        sheet.add(family, count, label_set)
+    put_group(sheet, group, (right + wrong, right, wrong), label_set)
 
 
 def put_amqpd_metrics(sheet: MetricsWriter, call: ApiRequest, span_records: int, unread_count: int) -> None:
@@ -505,7 +450,8 @@ def put_amqpd_metrics(sheet: MetricsWriter, call: ApiRequest, span_records: int,
 
 PROTOCOL: Final = "amqp091"
 _DEATHS: Final = ("expired", "rejected", "maxlen", "delivery_limit")
-_PUBLISH, _DELIVER, _DELIVER_NO_ACK, _GET, _GET_NO_ACK, _REDELIVER, _ACK, _GET_EMPTY = range(len(QUEUE_COUNTERS))
+_SIZES: Final = tuple(prometheus.QUEUE)[2:]
+_PUBLISH, _DELIVER, _GET_NO_ACK = (QUEUE_COUNTERS.index(name) for name in ("publish", "deliver", "get_no_ack"))
 
 
 class AggregateCollector:
@@ -543,15 +489,13 @@ class AggregateCollector:
                 self._add_queue(call, queue)
             else:
                 self.unread_count += 1
-            if slices.expired:
-                await slices.yield_loop()
+            await slices.yield_if_due()
         if self._consumed:
             for name in ("queue_consumer_capacity", "queue_consumer_utilisation"):
                 self.gauges[name] = self._utilised / self._consumed
         for channel in self._channels:
             self._add_channel(channel)
-            if slices.expired:
-                await slices.yield_loop()
+            await slices.yield_if_due()
         for connection in self._live:
             self.received_bytes += connection.received_bytes
             self.sent_bytes += connection.output.sent_bytes
@@ -565,10 +509,8 @@ class AggregateCollector:
         gauges["queue_messages"] += messages
         gauges["queue_messages_ready"] += ready
         gauges["queue_messages_unacked"] += unacked
-        gauges["queue_messages_delayed_retry"] += int(queue.delayed_count)
-        gauges["queue_messages_bytes"] += queue_bytes(queue)
-        gauges["queue_messages_ready_bytes"] += int(queue.ready_bytes)
-        gauges["queue_messages_unacked_bytes"] += unacked_bytes(queue)
+        for name, size in zip(_SIZES, _queue_sizes(queue), strict=True):
+            gauges[name] += size
         if queue.consumers:
             gauges["queue_consumers"] += len(queue.consumers)
             self._utilised += call.rates.utilisation(queue)
@@ -583,45 +525,28 @@ class AggregateCollector:
             self.received_confirm += channel.confirms.sequence
         if channel.published_count > 0:
             self.publishers += 1
-        for name, value in channel_gauges(channel).items():
+        for name, value in zip(prometheus.CHANNEL, channel_gauges(channel), strict=True):
             self.gauges[name] += value
 
     # -- output ------------------------------------------------------------------------------------------------------
 
     def put_objects(self, sheet: MetricsWriter) -> None:
         """Write the number of connections, channels, consumers, queues and exchanges."""
-        values = {
-            "connections": len(self._live),
-            "channels": len(self._channels),
-            "consumers": self.gauges["queue_consumers"],
-            "queues": len(self._queues),
-            "exchanges": sum(len(vhost.exchanges) for vhost in self._broker.vhosts.values()),
-        }
-        put_group(sheet, prometheus.OBJECTS, values)
+        exchanges = sum(len(vhost.exchanges) for vhost in self._broker.vhosts.values())
+        counts = len(self._live), len(self._channels), self.gauges["queue_consumers"], len(self._queues), exchanges
+        put_group(sheet, prometheus.OBJECTS, counts)
 
     def put_sums(self, sheet: MetricsWriter) -> None:
         """Write the sums of the metrics that `/metrics/per-object` has for each object."""
-        gauges = self.gauges
-        for group in (prometheus.QUEUE_COARSE, prometheus.QUEUE_CONSUMERS, prometheus.QUEUE):
-            put_group(sheet, group, gauges)
+        for group in (prometheus.QUEUE_COARSE, prometheus.QUEUE_CONSUMERS, prometheus.QUEUE, prometheus.CHANNEL):
+            put_group(sheet, group, [self.gauges[name] for name in group])
         queues = [sum(each) for each in zip(*self.by_kind.values(), strict=True)]
-        put_group(sheet, prometheus.QUEUE_PUBLISHED, {"queue_messages_published_total": queues[_PUBLISH]})
-        put_group(
-            sheet, prometheus.QUEUE_DELIVERY, dict(zip(prometheus.QUEUE_DELIVERY, queues[_DELIVER:], strict=True))
-        )
-        put_group(sheet, prometheus.CHANNEL, gauges)
-        put_group(
-            sheet,
-            prometheus.CHANNEL_PUBLISHED,
-            dict(zip(prometheus.CHANNEL_PUBLISHED, self.channel_counts, strict=False)),
-        )
-        put_group(sheet, prometheus.UNROUTABLE, dict(zip(prometheus.UNROUTABLE, self._unroutable(), strict=True)))
-        put_group(
-            sheet,
-            prometheus.CONNECTION_COARSE,
-            dict(zip(prometheus.CONNECTION_COARSE, (self.received_bytes, self.sent_bytes), strict=True)),
-        )
-        put_group(sheet, prometheus.CONNECTION, {"connection_channels": len(self._channels)})
+        put_group(sheet, prometheus.QUEUE_PUBLISHED, queues[:_DELIVER])
+        put_group(sheet, prometheus.QUEUE_DELIVERY, queues[_DELIVER:])
+        put_group(sheet, prometheus.CHANNEL_PUBLISHED, self.channel_counts[:2])
+        put_group(sheet, prometheus.UNROUTABLE, self._unroutable())
+        put_group(sheet, prometheus.CONNECTION_COARSE, (self.received_bytes, self.sent_bytes))
+        put_group(sheet, prometheus.CONNECTION, (len(self._channels),))
         for name in ("records", "bytes", "segments"):
             sheet.add(prometheus.LOG[f"amqpd_log_{name}"], getattr(self.logs, name))
         sheet.add(prometheus.EXPORT["amqpd_export_lag_records"], self.export_lag)
@@ -636,35 +561,16 @@ class AggregateCollector:
 
     def put_global(self, sheet: MetricsWriter) -> None:
         """Write RabbitMQ's global metrics, by protocol and by kind of queue."""
-        group, label_set = prometheus.GLOBAL, format_labels(protocol=PROTOCOL)
         returned, dropped = self._unroutable()
         published, confirmed = self.channel_counts[0], self.channel_counts[1]
-        values: dict[str, float] = {
-            "global_publishers": self.publishers,
-            "global_consumers": self.gauges["queue_consumers"],
-            "global_messages_received_total": published,
-            "global_messages_received_confirm_total": self.received_confirm,
-            "global_messages_confirmed_total": confirmed,
-            "global_messages_routed_total": sum(counts[_PUBLISH] for counts in self.by_kind.values()),
-            "global_messages_unroutable_dropped_total": dropped,
-            "global_messages_unroutable_returned_total": returned,
-        }
-        for name, value in values.items():
-            sheet.add(group[name], value, label_set)
+        routed = sum(counts[_PUBLISH] for counts in self.by_kind.values())
+        clients = self.publishers, self.gauges["queue_consumers"], published, self.received_confirm, confirmed
+        put_group(sheet, prometheus.GLOBAL, (*clients, routed, dropped, returned), format_labels(protocol=PROTOCOL))
         for kind, counts in self.by_kind.items():
-            of_kind = format_labels(protocol=PROTOCOL, queue_type=KINDS[kind].module)
-            by_name = {
-                "global_messages_delivered_total": sum(counts[_DELIVER : _GET_NO_ACK + 1]),
-                "global_messages_delivered_consume_manual_ack_total": counts[_DELIVER],
-                "global_messages_delivered_consume_auto_ack_total": counts[_DELIVER_NO_ACK],
-                "global_messages_delivered_get_manual_ack_total": counts[_GET],
-                "global_messages_delivered_get_auto_ack_total": counts[_GET_NO_ACK],
-                "global_messages_redelivered_total": counts[_REDELIVER],
-                "global_messages_acknowledged_total": counts[_ACK],
-                "global_messages_get_empty_total": counts[_GET_EMPTY],
-            }
-            for name, value in by_name.items():
-                sheet.add(group[name], value, of_kind)
+            # After the sum of deliveries, in the order of QUEUE_COUNTERS.
+            values = sum(counts[_DELIVER : _GET_NO_ACK + 1]), *counts[_DELIVER:]
+            label_set = format_labels(protocol=PROTOCOL, queue_type=KINDS[kind].module)
+            put_group(sheet, prometheus.GLOBAL_BY_KIND, values, label_set)
         self._put_dead_lettered(sheet)
 
     def _put_dead_lettered(self, sheet: MetricsWriter) -> None:

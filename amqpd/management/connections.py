@@ -79,15 +79,22 @@ def node_fields(call: ApiRequest, connection: Connection) -> dict[str, str]:
     return {"node": node, "owner": call.node} if node else {"node": call.node}
 
 
-def connection_item(call: ApiRequest, connection: Connection) -> dict[str, Any]:
+def _head_item(call: ApiRequest, connection: AnyConnection) -> dict[str, Any]:
+    """Return the first fields of a connection of any protocol."""
     session = connection.session
-    wire = connection.wire
-    item: dict[str, Any] = {
+    return {
         "pid": pid(call, session),
         "name": connection.name,
         "user": session.user.name,
         "user_who_performed_action": session.user.name,
         "vhost": session.vhost.name,
+    }
+
+
+def connection_item(call: ApiRequest, connection: Connection) -> dict[str, Any]:
+    wire = connection.wire
+    item: dict[str, Any] = {
+        **_head_item(call, connection),
         "peer_host": wire.peer[0],
         "peer_port": wire.peer[1],
         "host": wire.local[0],
@@ -118,15 +125,10 @@ def connection_item(call: ApiRequest, connection: Connection) -> dict[str, Any]:
 
 def other_item(call: ApiRequest, connection: ListedConnection) -> dict[str, Any]:
     """Return a connection that does not speak AMQP. It has no channels."""
-    session = connection.session
     return {
-        "pid": pid(call, session),
-        "name": connection.name,
-        "user": session.user.name,
-        "user_who_performed_action": session.user.name,
-        "vhost": session.vhost.name,
-        "peer_host": session.peer[0],
-        "peer_port": session.peer[1],
+        **_head_item(call, connection),
+        "peer_host": connection.session.peer[0],
+        "peer_port": connection.session.peer[1],
         **dict.fromkeys(("channels", "channel_max", "frame_max", "timeout"), 0),
         "held_by": [],
         **dict.fromkeys((*peer_certificate.CIPHER_KEYS, *peer_certificate.KEYS)),
@@ -256,15 +258,6 @@ def stream_item(queue: Queue, reader: StreamReader) -> dict[str, Any]:
 # -- what the caller may see -----------------------------------------------------------------------------------------
 
 
-def _all_visible(call: ApiRequest, role: Role = Role.MONITORING) -> list[AnyConnection]:
-    """Return the connections of all protocols, of the vhost in the path if there is one, sorted by name.
-
-    Args:
-        role: with this role the caller sees all connections, otherwise only those of the same user.
-    """
-    return _visible(call, all_connections(call), role)
-
-
 def all_connections(call: ApiRequest) -> list[AnyConnection]:
     """Return the connections of all protocols."""
     return [*call.server.connections, *_others(call)]
@@ -281,7 +274,8 @@ def _others(call: ApiRequest) -> list[ListedConnection]:
     return [each for clients in call.broker.clients for each in clients.listed_connections()]
 
 
-def _visible(call: ApiRequest, found: list[AnyT], role: Role) -> list[AnyT]:
+def _visible(call: ApiRequest, found: list[AnyT], role: Role = Role.MONITORING) -> list[AnyT]:
+    """Return the connections that the caller may see, of the vhost in the path if there is one, sorted by name."""
     if not call.caller.has(role):
         found = [each for each in found if may_see(call, each.session, role)]
     if "vhost" in call.params:
@@ -305,22 +299,18 @@ def _find(call: ApiRequest, role: Role = Role.MONITORING) -> AnyConnection:
     return found
 
 
-def force_close(connection: AnyConnection, why: str) -> None:
-    """Close the connection, because an operator asked for it."""
+def force_close(call: ApiRequest, connection: AnyConnection, why: str) -> None:
+    """Close the connection, because an operator asked for it, and record that in the audit log."""
+    audit_forced_close(call, connection, why)
     if isinstance(connection, Connection):
         connection.control.force(why)
     else:
         connection.force(why)
 
 
-def _channels(found: list[Connection]) -> list[tuple[Connection, Channel]]:
-    return [(each, channel) for each in found for _, channel in sorted(each.channels.by_number.items())]
-
-
 async def _list_channels(call: ApiRequest, found: list[Connection]) -> ApiResponse:
-    return await listing(
-        call, _channels(found), lambda pair: channel_item(call, *pair), lambda pair: channel_name(pair[1])
-    )
+    pairs = [(each, channel) for each in found for _, channel in sorted(each.channels.by_number.items())]
+    return await listing(call, pairs, lambda pair: channel_item(call, *pair), lambda pair: channel_name(pair[1]))
 
 
 # -- handlers --------------------------------------------------------------------------------------------------------
@@ -328,7 +318,7 @@ async def _list_channels(call: ApiRequest, found: list[Connection]) -> ApiRespon
 
 async def get_connections(call: ApiRequest) -> ApiResponse:
     """List connections, of all virtual hosts or of one."""
-    return await listing(call, _all_visible(call), lambda each: _item(call, each), name_of)
+    return await listing(call, _visible(call, all_connections(call)), lambda each: _item(call, each), name_of)
 
 
 async def get_connection(call: ApiRequest) -> ApiResponse:
@@ -351,14 +341,14 @@ async def delete_connection(call: ApiRequest) -> ApiResponse:
     """Close the connection. rabbit: its own user and an administrator may; the tag monitoring is not enough."""
     connection = _find(call, Role.ADMINISTRATOR)
     why = close_reason(call.headers.get("X-Reason", ""))
-    audit_forced_close(call, connection, why)
-    force_close(connection, why)
+    force_close(call, connection, why)
     call.broker.turn.schedule()
     return NO_CONTENT
 
 
 def _connections_of_user(call: ApiRequest) -> list[AnyConnection]:
-    found = _all_visible(call, Role.ADMINISTRATOR if call.method == "DELETE" else Role.MONITORING)
+    role = Role.ADMINISTRATOR if call.method == "DELETE" else Role.MONITORING
+    found = _visible(call, all_connections(call), role)
     return [each for each in found if each.session.user.name == call.params["user"]]
 
 
@@ -382,10 +372,8 @@ async def delete_user_connections(call: ApiRequest) -> ApiResponse:
     why = close_reason(call.headers.get("X-Reason", ""))
     slices = TimeSlice()
     for connection in _connections_of_user(call):
-        audit_forced_close(call, connection, why)
-        force_close(connection, why)
-        if slices.expired:
-            await slices.yield_loop()
+        force_close(call, connection, why)
+        await slices.yield_if_due()
     call.broker.turn.schedule()
     return NO_CONTENT
 
@@ -398,7 +386,7 @@ async def get_connection_channels(call: ApiRequest) -> ApiResponse:
 
 async def get_channels(call: ApiRequest) -> ApiResponse:
     """List channels, of all virtual hosts or of one."""
-    return await _list_channels(call, _visible(call, list(call.server.connections), Role.MONITORING))
+    return await _list_channels(call, _visible(call, list(call.server.connections)))
 
 
 async def get_channel(call: ApiRequest) -> ApiResponse:
@@ -438,13 +426,9 @@ async def get_consumers(call: ApiRequest) -> ApiResponse:
         for queue in vhost.queues.values():
             found += queue.consumers
     if not call.caller.has(Role.MONITORING):
-        found = [each for each in found if _is_own(call, each)]
+        own = (each for each in found if isinstance(each, ChannelConsumer))
+        found = [each for each in own if each.deliveries.session.user.name == call.caller.user.name]
     return await listing(call, found, lambda each: consumer_item(call, each), lambda each: each.tag)
-
-
-def _is_own(call: ApiRequest, consumer: Consumer) -> bool:
-    channel = consumer.deliveries if isinstance(consumer, ChannelConsumer) else None
-    return channel is not None and channel.session.user.name == call.caller.user.name
 
 
 ROUTES: Final = (

@@ -218,8 +218,7 @@ async def read_items(document: Item, report: ImportReport, vhost: str | None = N
             raise BadRequest(f"{key}: must be a list")
         for index, item in enumerate(value):
             found[key].append(_item(f"{key}[{index}]", SCHEMA[key], item, vhost, report))
-            if slices.expired:
-                await slices.yield_loop()
+            await slices.yield_if_due()
     return found
 
 
@@ -349,15 +348,18 @@ async def get_definitions(call: ApiRequest) -> ApiResponse:
     return await document_reply(export_definitions(call.broker))
 
 
+def _titles(broker: Broker) -> dict[str, Any]:
+    version = broker.settings.product[1]
+    versions = {"rabbit_version": version, "rabbitmq_version": version}
+    return {**versions, "product_name": "amqpd", "product_version": __version__}
+
+
 def export_definitions(broker: Broker) -> dict[str, Any]:
     """Return the document. Its long lists are iterators, which `listing.document_reply` encodes in slices."""
     auth = broker.auth
     vhosts = sorted(broker.vhosts.values(), key=lambda vhost: vhost.name)
     found: dict[str, Any] = {
-        "rabbit_version": broker.settings.product[1],
-        "rabbitmq_version": broker.settings.product[1],
-        "product_name": "amqpd",
-        "product_version": __version__,
+        **_titles(broker),
         "users": [_user(broker, row) for row in auth.users()],
         "vhosts": [
             {
@@ -387,10 +389,7 @@ async def get_vhost_definitions(call: ApiRequest) -> ApiResponse:
     """
     vhost = call.vhost()
     found: dict[str, Any] = {
-        "rabbit_version": call.broker.settings.product[1],
-        "rabbitmq_version": call.broker.settings.product[1],
-        "product_name": "amqpd",
-        "product_version": __version__,
+        **_titles(call.broker),
         "parameters": [parameter_item(each) for each in parameters([vhost])],
         "policies": [policy_item(policy) for policy in vhost.policies.all()],
     }

@@ -154,8 +154,7 @@ class Import:
                 if isinstance(definition, dict) and (kind == "policies" or operator):
                     path = f"{kind}[{index}]{'.value' if operator else ''}.definition"
                     self._drop_unknown_keys(path, value, definition, operator)
-                if self.slices.expired:
-                    await self.slices.yield_loop()
+                await self.slices.yield_if_due()
 
     def _drop_unknown_keys(self, path: str, value: Item, definition: Item, operator: bool) -> None:
         unknown = unknown_keys(definition, operator)
@@ -200,8 +199,7 @@ class Import:
 
     async def _release(self, declarations: Declarations) -> None:
         for _ in declarations.transaction.free_drafts():
-            if self.slices.expired:
-                await self.slices.yield_loop()
+            await self.slices.yield_if_due()
 
     async def _declare_and_commit(self, declarations: Declarations) -> None:
         try:
@@ -221,8 +219,7 @@ class Import:
         for name, limits in declarations.user_limits.items():
             self.broker.user_limits.apply_committed(name, limits)
         for _ in declarations.transaction.make_all():
-            if self.slices.expired:
-                await self.slices.yield_loop()
+            await self.slices.yield_if_due()
         for name in declarations.traced:
             if name in self.broker.vhosts:
                 await wait_done(partial(trace, self.broker.vhosts[name], self.broker.node_name, True))
@@ -258,8 +255,7 @@ class Import:
                         raise BadRequest(str(refused)) from None
                     self._skipped.add((kind, index))
                     self.report.add_fault(*refused)
-                if self.slices.expired:
-                    await self.slices.yield_loop()
+                await self.slices.yield_if_due()
 
 
 def _refused(path: str, error: Exception) -> Fault:
@@ -477,12 +473,6 @@ async def post_definitions(call: ApiRequest) -> ApiResponse:
     return reply(report.fields()) if skip or with_report else NO_CONTENT
 
 
-ROUTES: Final = (
-    ApiRoute("POST", "api/definitions", Role.ADMINISTRATOR, post_definitions, definitions=True),
-    ApiRoute("POST", "api/definitions/{vhost}", Role.ADMINISTRATOR, post_definitions, definitions=True),
-)
-
-
 COUNT: Final = 200
 COUNT_MAX: Final = 10_000
 
@@ -542,8 +532,7 @@ class DefinitionsDiff:
         slices = TimeSlice()
         for kind, index, item in self._work.items_to_import():
             self._add(kind, f"{kind}[{index}]", item.get("vhost", ""), comparers[kind](item))
-            if slices.expired:
-                await slices.yield_loop()
+            await slices.yield_if_due()
 
     def _add(self, kind: str, path: str, vhost: str, found: Comparison) -> None:
         before, after = found.before, found.after
@@ -702,12 +691,18 @@ async def post_difference(call: ApiRequest) -> ApiResponse:
     )
 
 
-DIFFERENCE_ROUTES: Final = (
+ROUTES: Final = (
+    ApiRoute("POST", "api/definitions", Role.ADMINISTRATOR, post_definitions, definitions=True),
+    ApiRoute("POST", "api/definitions/{vhost}", Role.ADMINISTRATOR, post_definitions, definitions=True),
     ApiRoute(
         "POST", "api/amqpd/definitions/difference", Role.ADMINISTRATOR, post_difference, definitions=True, quiet=True
     ),
     ApiRoute(
-        "POST", "api/amqpd/definitions/{vhost}/difference", Role.ADMINISTRATOR, post_difference, definitions=True,
+        "POST",
+        "api/amqpd/definitions/{vhost}/difference",
+        Role.ADMINISTRATOR,
+        post_difference,
+        definitions=True,
         quiet=True,
     ),
-)  # fmt: skip
+)

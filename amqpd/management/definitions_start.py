@@ -27,7 +27,6 @@ from amqpd.management.request import ApiError
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.broker.vhost.pending import Done
     from amqpd.config import DefaultSettings, DefinitionsSettings
 
 SUFFIX: Final = ".json"
@@ -53,7 +52,7 @@ async def import_files(broker: Broker, path: Path, settings: DefinitionsSettings
     for name, text in files:
         await _import(broker, name, text, settings.skip_unsupported)
     if settings.skip_if_unchanged:
-        await wait_done(partial(_store_hash, broker, files_hash))
+        await wait_done(partial(broker.global_parameters.declare, IMPORTED_HASH, files_hash))
     return files_hash
 
 
@@ -69,10 +68,6 @@ async def import_first(broker: Broker, first: DefaultSettings) -> None:
         await import_document(broker, document, "settings default.*", None, False)
     except ApiError as error:
         raise DefinitionsError(f"default.*: {error.reason}") from None
-
-
-def _store_hash(broker: Broker, files_hash: str, done: Done) -> None:
-    broker.global_parameters.declare(IMPORTED_HASH, files_hash, done)
 
 
 def _read(path: Path) -> tuple[list[tuple[str, str | None]], str]:

@@ -42,9 +42,8 @@ from amqpd.broker.events import Event, Events
 from amqpd.config import rows, value_of
 from amqpd.config.help import MASK, masked, shown
 from amqpd.logging_config import LogOutput
-from amqpd.management.health import failed_logs
 from amqpd.management.listing import amqp_to_json
-from amqpd.management.overview import Totals, clock_state, listeners
+from amqpd.management.overview import clock_state, count_objects, failed_logs, listeners
 from amqpd.management.request import (
     NO_CONTENT,
     ApiError,
@@ -57,10 +56,13 @@ from amqpd.management.request import (
     reply,
 )
 from amqpd.management.router import ApiRoute
+from amqpd.management.stats import read_proc_numbers
+from amqpd.management.time_slice import TimeSlice
 from amqpd.process import disk_free_bytes, process
 from amqpd.tls import choose_ciphers
 
 if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
     from amqpd.broker.vhost.recovery import RecoveryReport
     from amqpd.config import LimitSettings
     from amqpd.process import ProcessStats
@@ -211,25 +213,11 @@ def memory_by_use(call: ApiRequest) -> dict[str, int]:
 
     rabbit: its names of the categories that exist here.
     """
-    sizes = {
-        name: int(text.split()[0]) * 1024
-        for name, _, text in (line.partition(":") for line in _read(_STATUS).splitlines())
-        if name in {"RssAnon", "RssFile", "RssShmem"}
-    }
-    total, code = sum(sizes.values()), sizes.get("RssFile", 0)
+    sizes = read_proc_numbers(_STATUS)
+    code = sizes.get("RssFile", 0)
+    total = code + sizes.get("RssAnon", 0) + sizes.get("RssShmem", 0)
     readers = min(call.broker.unfinished_bodies.kept_bytes, total - code)
     return {"connection_readers": readers, "code": code, "other_proc": total - code - readers}
-
-
-ROUTES: Final = (
-    ApiRoute("GET", "api/amqpd/environment", Role.ADMINISTRATOR, environment),
-    ApiRoute("GET", "api/amqpd/os_env", Role.ADMINISTRATOR, os_environment),
-    ApiRoute("GET", "api/amqpd/command_line", Role.ADMINISTRATOR, command_line),
-    ApiRoute("GET", "api/amqpd/resolve", Role.ADMINISTRATOR, resolve),
-    ApiRoute("GET", "api/amqpd/interfaces", Role.MONITORING, interfaces),
-    ApiRoute("GET", "api/amqpd/tls", Role.MONITORING, tls),
-    ApiRoute("GET", "api/amqpd/memory", Role.MONITORING, memory),
-)
 
 
 COUNT_MAX: Final = 10_000
@@ -288,9 +276,6 @@ async def get_events(call: ApiRequest) -> ApiResponse:
     return reply({"position": position, "lost": lost, "events": items})
 
 
-EVENT_ROUTES: Final = (ApiRoute("GET", "api/amqpd/events", Role.ADMINISTRATOR, get_events),)
-
-
 log = logging.getLogger(__name__)
 
 LEVELS: Final = {
@@ -305,10 +290,8 @@ READ_BYTES_MAX: Final = 1 << 20
 LINES_MAX: Final = 10_000
 
 
-class CannotOpen(ApiError):
+class CannotOpen(ApiError, error="cannot_open"):
     """rotate_logs cannot open the file. The log continues in the old file."""
-
-    error = "cannot_open"
 
 
 def level_name() -> str:
@@ -389,14 +372,6 @@ def _read_log(path: Path, position: int, lines: int) -> tuple[str, int]:
     return data.decode("utf-8", "backslashreplace"), start + end
 
 
-SERVER_LOG_ROUTES: Final = (
-    ApiRoute("PUT", "api/amqpd/log_level", Role.ADMINISTRATOR, set_level),
-    ApiRoute("POST", "api/amqpd/rotate_logs", Role.ADMINISTRATOR, rotate),
-    ApiRoute("GET", "api/amqpd/log_location", Role.MONITORING, location),
-    ApiRoute("GET", "api/amqpd/log_tail", Role.ADMINISTRATOR, tail),
-)
-
-
 _PURPOSES: Final = {
     "amqp": "AMQP 0-9-1",
     "amqp/ssl": "AMQP 0-9-1 over TLS",
@@ -433,7 +408,8 @@ async def status(call: ApiRequest) -> ApiResponse:
     step per queue.
     """
     stats = process()
-    found = {**_own_status(call, stats), **_rabbitmq_status(call, stats)}
+    failed = await failed_logs(call, TimeSlice())
+    found = {**_own_status(call, failed), **_rabbitmq_status(call, stats)}
     if call.query.get("totals") != "false":
         found["totals"] = await _totals(call)
     return reply(found)
@@ -441,7 +417,7 @@ async def status(call: ApiRequest) -> ApiResponse:
 
 async def _totals(call: ApiRequest) -> dict[str, int]:
     vhosts = list(call.broker.vhosts.values())
-    totals = await Totals().count(call, vhosts)
+    totals = await count_objects(call, vhosts)
     totals["bindings"] = sum(len(exchange.bindings) for vhost in vhosts for exchange in vhost.exchanges.values())
     totals["virtual_hosts"] = len(vhosts)
     totals["users"] = len(call.broker.auth.users())
@@ -451,7 +427,7 @@ async def _totals(call: ApiRequest) -> dict[str, int]:
     return totals
 
 
-def _own_status(call: ApiRequest, stats: ProcessStats) -> dict[str, Any]:
+def _own_status(call: ApiRequest, failed: list[Queue]) -> dict[str, Any]:
     broker = call.broker
     path = log_file()
     return {
@@ -474,7 +450,7 @@ def _own_status(call: ApiRequest, stats: ProcessStats) -> dict[str, Any]:
         ],
         "alarms": [
             *broker.alarms.raised.values(),
-            *(f"the log of queue '{each.name}' in vhost '{each.vhost_name}' failed" for each in failed_logs(call)),
+            *(f"the log of queue '{each.name}' in vhost '{each.vhost_name}' failed" for each in failed),
         ],
         "alarms_by_hand": sorted(broker.alarms.raised_by_hand),
         "clock": clock_state(call),
@@ -547,12 +523,6 @@ def _restored(report: RecoveryReport) -> dict[str, Any]:
     }
 
 
-STATUS_ROUTES: Final = (
-    ApiRoute("GET", "api/amqpd/app", Role.MANAGEMENT, app),
-    ApiRoute("GET", "api/amqpd/status", Role.MONITORING, status),
-)
-
-
 TASKS: Final = Path("/proc/self/task")
 TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 FRAMES_MAX: Final = 3
@@ -593,4 +563,20 @@ async def get_threads(_call: ApiRequest) -> ApiResponse:
     return reply(found)
 
 
-THREAD_ROUTES: Final = (ApiRoute("GET", "api/amqpd/threads", Role.ADMINISTRATOR, get_threads),)
+ROUTES: Final = (
+    ApiRoute("GET", "api/amqpd/environment", Role.ADMINISTRATOR, environment),
+    ApiRoute("GET", "api/amqpd/os_env", Role.ADMINISTRATOR, os_environment),
+    ApiRoute("GET", "api/amqpd/command_line", Role.ADMINISTRATOR, command_line),
+    ApiRoute("GET", "api/amqpd/resolve", Role.ADMINISTRATOR, resolve),
+    ApiRoute("GET", "api/amqpd/interfaces", Role.MONITORING, interfaces),
+    ApiRoute("GET", "api/amqpd/tls", Role.MONITORING, tls),
+    ApiRoute("GET", "api/amqpd/memory", Role.MONITORING, memory),
+    ApiRoute("GET", "api/amqpd/events", Role.ADMINISTRATOR, get_events),
+    ApiRoute("PUT", "api/amqpd/log_level", Role.ADMINISTRATOR, set_level),
+    ApiRoute("POST", "api/amqpd/rotate_logs", Role.ADMINISTRATOR, rotate),
+    ApiRoute("GET", "api/amqpd/log_location", Role.MONITORING, location),
+    ApiRoute("GET", "api/amqpd/log_tail", Role.ADMINISTRATOR, tail),
+    ApiRoute("GET", "api/amqpd/app", Role.MANAGEMENT, app),
+    ApiRoute("GET", "api/amqpd/status", Role.MONITORING, status),
+    ApiRoute("GET", "api/amqpd/threads", Role.ADMINISTRATOR, get_threads),
+)

@@ -90,8 +90,7 @@ async def get_exchanges(call: ApiRequest) -> ApiResponse:
     for vhost in call.vhosts():
         for exchange in await sort_by_name(list(vhost.exchanges.values()), name_of, slices):
             pairs.append((vhost, exchange))
-            if slices.expired:
-                await slices.yield_loop()
+            await slices.yield_if_due()
     return await listing(call, pairs, lambda pair: exchange_item(call, *pair), lambda pair: pair[1].name)
 
 
@@ -115,8 +114,7 @@ async def _incoming(call: ApiRequest, exchange: Exchange, slices: TimeSlice) -> 
             if sent is not None and sent.in_count > 0 and not channel.closing and may_see(call, channel.session):
                 details = channel_details(call, channel)
                 found.append({"channel_details": details, "stats": call.rates.pairs.published(sent)})
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     return found
 
 

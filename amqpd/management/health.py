@@ -7,16 +7,17 @@ always answers 200.
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Final
 
 from amqpd.broker.message import NO_MESSAGE, MessageRoute, make_message
 from amqpd.broker.publish import router
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.management.certificates import expiring_listeners
-from amqpd.management.overview import check_node_name, listeners
+from amqpd.management.overview import check_node_name, failed_logs, listeners
 from amqpd.management.request import ApiRequest, ApiResponse, BadRequest, Role, reply
 from amqpd.management.router import ApiRoute
+from amqpd.management.time_slice import TimeSlice
 from amqpd.protocol.properties import NO_PROPERTIES
 
 ALIVENESS_QUEUE: Final = "aliveness-test"
@@ -24,6 +25,10 @@ ALIVENESS_QUEUE: Final = "aliveness-test"
 
 def _ok() -> ApiResponse:
     return reply({"status": "ok"})
+
+
+def _failed(reason: str, **details: object) -> ApiResponse:
+    return reply({"status": "failed", "reason": reason, **details}, 503)
 
 
 async def aliveness(call: ApiRequest) -> ApiResponse:
@@ -44,17 +49,7 @@ async def aliveness(call: ApiRequest) -> ApiResponse:
         delivered = queue.get(True) is not None or bool(queue.consumers)
     if new:
         declare.delete_queue(vhost, queue)
-    return _ok() if delivered else reply({"status": "failed", "reason": "the message did not come back"}, 503)
-
-
-def failed_logs(call: ApiRequest) -> list[Any]:
-    """Return the queues whose log rejects writes because a write or a sync failed. Cost: a step per queue."""
-    return [
-        queue
-        for vhost in call.broker.vhosts.values()
-        for queue in vhost.queues.values()
-        if queue.store is not None and queue.store.failed
-    ]
+    return _ok() if delivered else _failed("the message did not come back")
 
 
 async def check_alarms(call: ApiRequest) -> ApiResponse:
@@ -64,19 +59,19 @@ async def check_alarms(call: ApiRequest) -> ApiResponse:
     nack.
     """
     alarms = [{"node": call.node, "resource": kind} for kind in call.broker.alarms.raised]
-    failed = failed_logs(call)
+    failed = await failed_logs(call, TimeSlice())
     alarms += [
         {"node": call.node, "resource": "log", "vhost": queue.vhost_name, "queue": queue.name} for queue in failed
     ]
     if not alarms:
         return _ok()
-    return reply({"status": "failed", "reason": "There are alarms in effect", "alarms": alarms}, 503)
+    return _failed("There are alarms in effect", alarms=alarms)
 
 
 async def check_audit(call: ApiRequest) -> ApiResponse:
     """Check that the audit log is writable. The broker continues without it. RabbitMQ has no such check."""
     trouble = call.broker.audit.health_problem()
-    return reply({"status": "failed", "reason": trouble}, 503) if trouble else _ok()
+    return _failed(trouble) if trouble else _ok()
 
 
 async def check_vhosts(call: ApiRequest) -> ApiResponse:
@@ -84,7 +79,7 @@ async def check_vhosts(call: ApiRequest) -> ApiResponse:
     down = [vhost.name for vhost in call.broker.vhosts.values() if vhost.deleted]
     if not down:
         return _ok()
-    return reply({"status": "failed", "reason": "Some virtual hosts are down", "virtual-hosts": down}, 503)
+    return _failed("Some virtual hosts are down", **{"virtual-hosts": down})
 
 
 async def check_port(call: ApiRequest) -> ApiResponse:
@@ -95,7 +90,7 @@ async def check_port(call: ApiRequest) -> ApiResponse:
     ports = [each["port"] for each in listeners(call)]
     if int(text) in ports:
         return reply({"status": "ok", "port": int(text)})
-    return reply({"status": "failed", "reason": "No active listener", "missing": int(text), "ports": ports}, 503)
+    return _failed("No active listener", missing=int(text), ports=ports)
 
 
 async def check_protocol(call: ApiRequest) -> ApiResponse:
@@ -135,14 +130,14 @@ async def check_certificates(call: ApiRequest) -> ApiResponse:
     found = expiring_listeners(call, time.time() + int(text) * _UNIT_DAYS[unit] * 86400)
     if not found:
         return _ok()
-    return reply({"status": "failed", "reason": "Certificates expiring", "expired": found}, 503)
+    return _failed("Certificates expiring", expired=found)
 
 
 async def check_ready(call: ApiRequest) -> ApiResponse:
     """Check that clients can connect. rabbit: in 4.x."""
     if call.server.app_running:
         return _ok()
-    return reply({"status": "failed", "reason": "the application is stopped"}, 503)
+    return _failed("the application is stopped")
 
 
 async def check_connections(call: ApiRequest) -> ApiResponse:
@@ -154,10 +149,7 @@ async def check_connections(call: ApiRequest) -> ApiResponse:
 
 
 async def check_size(call: ApiRequest) -> ApiResponse:
-    """Check that the cluster has its target size.
-
-    Always ok: there is no setting for a target size. rabbit: in 4.x.
-    """
+    """Check that the cluster has its target size. Always ok: there is no setting for a target size. rabbit: in 4.x."""
     size = 1 if call.cluster is None else len(call.cluster.status()["nodes"])
     return reply({"status": "ok", "cluster_size": size, "target_cluster_size": size})
 
@@ -176,10 +168,7 @@ async def check_node(call: ApiRequest) -> ApiResponse:
 
 
 async def check_store(call: ApiRequest) -> ApiResponse:
-    """Check that the metadata are loaded.
-
-    Always ok: they are loaded before any listener opens. rabbit: in 4.x.
-    """
+    """Check that the metadata are loaded. Always ok: they are loaded before any listener opens. rabbit: in 4.x."""
     return _ok()
 
 

@@ -110,8 +110,7 @@ async def _count_containers(text: str) -> None:
         count += text.count("{", start, end) + text.count("[", start, end)
         if count > CONTAINERS_MAX:
             raise TooLarge(f"a body has at most {CONTAINERS_MAX} objects and lists")
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
 
 
 def _parse_at_once(text: str) -> object:
@@ -165,8 +164,7 @@ class SlicedJsonParser:
         Args:
             depth: the number of objects and lists around it.
         """
-        if self.slices.expired:
-            await self.slices.yield_loop()
+        await self.slices.yield_if_due()
         if self.definitions and depth <= 2:
             self.structure = 0
         char = self.peek()
@@ -263,8 +261,7 @@ class SlicedJsonParser:
             if self.text[self.at : self.at + 1] == '"':
                 self.at += 1
                 break
-            if self.slices.expired:
-                await self.slices.yield_loop()
+            await self.slices.yield_if_due()
         for part in parts:
             if not part.isascii():
                 part.encode()

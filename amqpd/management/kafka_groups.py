@@ -99,8 +99,7 @@ async def _open(groups: GroupListing, vhost: VHost, places: Places, slices: Time
     """Open the logs of partitions, so that their ends are known. A log that cannot be opened has none."""
     for queue in groups.streams(vhost, places):
         await opened(queue)
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
 
 
 async def _lag(groups: GroupListing, vhost: VHost, name: str, places: Places, slices: TimeSlice) -> int | None:

@@ -83,12 +83,10 @@ async def _lags(
             places = groups.places(vhost, group.name)
             for queue in groups.streams(vhost, places):
                 await openings.has_opened(queue)
-                if slices.expired:
-                    await slices.yield_loop()
+                await slices.yield_if_due()
             for topic, partition in places:
                 lag = groups.lag(vhost, group.name, (topic, partition))
                 if lag is not None:
                     labels = {"vhost": vhost.name, "group": group.name, "topic": topic, "partition": str(partition)}
                     yield lag, format_labels(**labels)
-                if slices.expired:
-                    await slices.yield_loop()
+                await slices.yield_if_due()

@@ -114,8 +114,7 @@ class Body:
             if item is not None:
                 self.add(comma + to_json(item))
                 comma = ","
-            if slices.expired:
-                await slices.yield_loop()
+            await slices.yield_if_due()
 
     def finished(self) -> list[bytes]:
         self._chunks.append("".join(self._parts).encode())
@@ -127,8 +126,7 @@ async def collect(found: Iterable[T], slices: TimeSlice) -> list[T]:
     objects: list[T] = []
     for each in found:
         objects.append(each)
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     return objects
 
 
@@ -137,8 +135,7 @@ async def sort_by_name(objects: Sequence[T], name_of: Callable[[T], str], slices
     runs = []
     for start in range(0, len(objects), _RUN):
         runs.append(sorted(objects[start : start + _RUN], key=name_of))
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     return await collect(heapq.merge(*runs, key=name_of), slices)
 
 
@@ -173,8 +170,7 @@ async def listing(
             names = name_of(one)
             if matches(names) if isinstance(names, str) else any(map(matches, names)):
                 found.append(one)
-            if slices.expired:
-                await slices.yield_loop()
+            await slices.yield_if_due()
         objects = found
     filtered = len(objects)
     page = size = 0
@@ -253,8 +249,7 @@ async def _part(
         item = render(each)
         key = to_json(_sort_key(_value_at(item, path))) if path else ""
         body.add(f"{key}\t{to_json(_cut(item, keep) if keep else item)}\n")
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     return ApiResponse(200, body.finished(), LINES)
 
 
@@ -292,8 +287,7 @@ async def encode_object(found: Item, together: int = 0) -> list[bytes]:
             body.add("[")
             for start in range(0, len(value), together):
                 body.add(("," if start else "") + to_json(value[start : start + together])[1:-1])
-                if slices.expired:
-                    await slices.yield_loop()
+                await slices.yield_if_due()
             body.add("]")
         elif isinstance(value, list | Iterator):
             body.add("[")
@@ -322,8 +316,7 @@ async def _sorted(objects: Sequence[T], key: Callable[[T], object], query: Any, 
         run: list[tuple[tuple[int, Any], int]] = []
         for index, each in enumerate(objects[start : start + _RUN], start):
             run.append((_sort_key(key(each)), index))
-            if slices.expired:
-                await slices.yield_loop()
+            await slices.yield_if_due()
         run.sort(reverse=not reverse)
         runs.append(run)
     merged = heapq.merge(*map(_pop_all, runs), reverse=reverse)

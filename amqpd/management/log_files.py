@@ -70,8 +70,7 @@ async def get_all_exports(call: ApiRequest) -> ApiResponse:
             hold = None if queue.store is None else call.broker.storage.find_export_hold(queue.store)
             if hold is not None and queue.store is not None:
                 found += [(queue, queue.store, hold, name) for name in sorted(hold.exported)]
-            if slices.expired:
-                await slices.yield_loop()
+            await slices.yield_if_due()
     return await listing(call, found, lambda each: _export_item(*each), lambda each: each[0].name)
 
 
@@ -139,32 +138,20 @@ async def delete_export(call: ApiRequest) -> ApiResponse:
 
 
 def _store(call: ApiRequest, kind: Kind) -> QueueLog:
-    vhost = call.vhost()
-    call.check(vhost.name, kind, "queue", call.params["queue"])
-    queue = call.queue()
-    vhost.check_exclusive(queue, None)
-    store = _local_log(vhost, queue)
+    queue = call.permitted_queue(kind)
+    store = _local_log(queue)
     queue.prepare()
     return store
 
 
-def _local_log(vhost: VHost, queue: Queue) -> QueueLog:
+def _local_log(queue: Queue) -> QueueLog:
     """Return the queue's log. Raises: ResourceNotFound: it has none, or Kafka has it and the disk only a cache."""
+    name = f"queue '{queue.name}' in vhost '{queue.vhost_name}'"
     if not queue.durable or queue.store is None:
-        raise ResourceNotFound(f"queue '{queue.name}' in vhost '{vhost.name}' has no log: it is not durable")
+        raise ResourceNotFound(f"{name} has no log: it is not durable")
     if not queue.store.local:
-        raise ResourceNotFound(f"queue '{queue.name}' in vhost '{vhost.name}' is in a cluster: its log is in Kafka")
+        raise ResourceNotFound(f"{name} is in a cluster: its log is in Kafka")
     return queue.store
-
-
-ROUTES: Final = (
-    ApiRoute("GET", "api/amqpd/exports", Role.MANAGEMENT, get_all_exports),
-    ApiRoute("GET", "api/amqpd/exports/{vhost}", Role.MANAGEMENT, get_all_exports),
-    ApiRoute("GET", "api/amqpd/exports/{vhost}/{queue}", Role.MANAGEMENT, get_exports),
-    ApiRoute("PUT", "api/amqpd/exports/{vhost}/{queue}", Role.MANAGEMENT, put_export),
-    ApiRoute("POST", "api/amqpd/exports/{vhost}/{queue}", Role.MANAGEMENT, commit_export, quiet=True),
-    ApiRoute("DELETE", "api/amqpd/exports/{vhost}/{queue}/{name}", Role.MANAGEMENT, delete_export),
-)
 
 
 FILE: Final = re.compile(
@@ -173,11 +160,8 @@ FILE: Final = re.compile(
 )
 
 
-class QueueChanged(ApiError):
+class QueueChanged(ApiError, status=412, error="precondition_failed"):
     """The queue with this id was deleted, and its name belongs to another one."""
-
-    status = 412
-    error = "precondition_failed"
 
 
 async def get_logs(call: ApiRequest) -> ApiResponse:
@@ -189,8 +173,7 @@ async def get_logs(call: ApiRequest) -> ApiResponse:
         store = queue.store if queue.durable else None
         if store is not None and _may_read(call, vhost, queue.name):
             found.append({"queue": queue.name, "vhost": vhost.name, "id": store.queue_id})
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     body = Body()
     body.add("[")
     await body.add_items(found, slices)
@@ -200,14 +183,14 @@ async def get_logs(call: ApiRequest) -> ApiResponse:
 
 async def get_log(call: ApiRequest) -> ApiResponse:
     """Return the queue's id, and name and size of each file of its log."""
-    store = _readable_log(call)
+    store = _local_log(call.permitted_queue("read"))
     files = await asyncio.get_running_loop().run_in_executor(None, _files, store.directory)
     return reply({"id": store.queue_id, "files": files})
 
 
 async def get_log_file(call: ApiRequest) -> ApiResponse:
     """Return the bytes of one file, or a range of them. `compression=zstd`: a range may be compressed."""
-    store = _readable_log(call)
+    store = _local_log(call.permitted_queue("read"))
     compression = call.query.get("compression", "none")
     if compression not in ("none", "zstd"):
         raise BadRequest("compression: expected none or zstd")
@@ -219,14 +202,6 @@ async def get_log_file(call: ApiRequest) -> ApiResponse:
         raise ResourceNotFound(f"no file '{name}' in a log")
     path = f"{store.directory}/{name}"
     return ApiResponse(200, None, "application/octet-stream", file=path, compresses=compression == "zstd")
-
-
-def _readable_log(call: ApiRequest) -> QueueLog:
-    vhost = call.vhost()
-    call.check(vhost.name, "read", "queue", call.params["queue"])
-    queue = call.queue()
-    vhost.check_exclusive(queue, None)
-    return _local_log(vhost, queue)
 
 
 def _may_read(call: ApiRequest, vhost: VHost, name: str) -> bool:
@@ -248,7 +223,13 @@ def _files(directory: str) -> list[dict[str, Any]]:
     return found
 
 
-LOG_ROUTES: Final = (
+ROUTES: Final = (
+    ApiRoute("GET", "api/amqpd/exports", Role.MANAGEMENT, get_all_exports),
+    ApiRoute("GET", "api/amqpd/exports/{vhost}", Role.MANAGEMENT, get_all_exports),
+    ApiRoute("GET", "api/amqpd/exports/{vhost}/{queue}", Role.MANAGEMENT, get_exports),
+    ApiRoute("PUT", "api/amqpd/exports/{vhost}/{queue}", Role.MANAGEMENT, put_export),
+    ApiRoute("POST", "api/amqpd/exports/{vhost}/{queue}", Role.MANAGEMENT, commit_export, quiet=True),
+    ApiRoute("DELETE", "api/amqpd/exports/{vhost}/{queue}/{name}", Role.MANAGEMENT, delete_export),
     ApiRoute("GET", "api/amqpd/logs/{vhost}", Role.MANAGEMENT, get_logs),
     ApiRoute("GET", "api/amqpd/logs/{vhost}/{queue}", Role.MANAGEMENT, get_log),
     ApiRoute("GET", "api/amqpd/logs/{vhost}/{queue}/{file}", Role.MANAGEMENT, get_log_file),

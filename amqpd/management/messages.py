@@ -106,8 +106,7 @@ async def get_trace(call: ApiRequest) -> ApiResponse:
     until = time.monotonic() + LOOK_S
     skipped = 0
     for name in sorted(each for each in vhost.queues if each >= begin):
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
         queue = vhost.queues.get(name)
         if queue is None:
             continue
@@ -217,12 +216,9 @@ async def _unacked_owners(call: ApiRequest, queue: Queue, entries: list[QueueEnt
                         "user": connection.session.user.name if shown else None,
                         "consumer": None if entry.consumer is None else entry.consumer.tag,
                     }
-                if place % LOOK_COUNT == 0 and slices.expired:
-                    await slices.yield_loop()
+                if place % LOOK_COUNT == 0:
+                    await slices.yield_if_due()
     return owners
-
-
-ROUTES: Final = (ApiRoute("GET", "api/amqpd/trace/{vhost}", Role.MANAGEMENT, get_trace),)
 
 
 MESSAGES_MAX: Final = 1000
@@ -242,8 +238,7 @@ async def append(call: ApiRequest) -> ApiResponse:
     messages: list[Message] = []
     for item in items:
         messages.append(_message(item, call.broker.message_size_max_bytes))
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     if call.broker.alarm_reason:
         raise Unavailable(f"publishers are blocked: {call.broker.alarm_reason}")
     if not await opened(queue) or queue.is_deleted():
@@ -304,11 +299,6 @@ def _bytes(item: dict[str, Any], name: str) -> bytes:
         raise BadRequest(f"{name} must be base64") from None
 
 
-APPEND_ROUTES: Final = (
-    ApiRoute("POST", "api/amqpd/append/{vhost}/{queue}", Role.ADMINISTRATOR, append, quiet=True, messages=True),
-)
-
-
 async def get_audit(call: ApiRequest) -> ApiResponse:
     """Return records of the audit log.
 
@@ -342,14 +332,10 @@ async def get_audit(call: ApiRequest) -> ApiResponse:
             ended = True
             break
         records.append({"offset": entry.offset, **json.loads(message.body())})
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     lost = call.broker.audit.lost_count
     page_fields = {"records": records, "next_offset": page.next_offset, "ended": ended, "lost": lost}
     return reply({**page_fields, "first_offset": begin, "start_offset": start})
-
-
-AUDIT_ROUTES: Final = (ApiRoute("GET", "api/audit", Role.ADMINISTRATOR, get_audit),)
 
 
 LIMIT: Final = 100
@@ -374,8 +360,8 @@ async def get_delayed(call: ApiRequest) -> ApiResponse:
     for found in next_due(wheels, limit):
         if found is not None:
             items = [_delayed_item(vhost, each) for each in found]
-        elif slices.expired:
-            await slices.yield_loop()
+        else:
+            await slices.yield_if_due()
     return reply(items)
 
 
@@ -419,12 +405,14 @@ async def delete_delayed(call: ApiRequest) -> ApiResponse:
         for found in cancel([wheel], due_ms, message_number):
             if found:
                 return NO_CONTENT
-            if slices.expired:
-                await slices.yield_loop()
+            await slices.yield_if_due()
     raise ResourceNotFound(f"no delayed message '{name}' in vhost '{vhost.name}'")
 
 
-DELAYED_ROUTES: Final = (
+ROUTES: Final = (
+    ApiRoute("GET", "api/amqpd/trace/{vhost}", Role.MANAGEMENT, get_trace),
+    ApiRoute("POST", "api/amqpd/append/{vhost}/{queue}", Role.ADMINISTRATOR, append, quiet=True, messages=True),
+    ApiRoute("GET", "api/audit", Role.ADMINISTRATOR, get_audit),
     ApiRoute("GET", "api/delayed/{vhost}", Role.MANAGEMENT, get_delayed),
     ApiRoute("GET", "api/delayed/{vhost}/{exchange}", Role.MANAGEMENT, get_delayed),
     ApiRoute("DELETE", "api/delayed/{vhost}/{id}", Role.MANAGEMENT, delete_delayed),

@@ -1,21 +1,11 @@
 """Handlers for operators under /api/amqpd, most of them for `amqpctl`; RabbitMQ's API has no such routes.
 
-- Stop and start of AMQP and of the process; closing connections.
-- Limits and alarms, the clock, and other values that last until the next start. Permanent values are settings.
-- Backup: the metadata thread copies the database, after all changes that were submitted before, to
-  `.backup/metadata.sqlite` in the data directory. amqpctl reads the other files itself.
-- Cluster: nodes, vhosts, and moving them.
-- Listeners that refuse new connections; closing all connections of a user.
-- Maintenance: `amqpctl drain` refuses new connections and closes open ones after a grace period, until `revive` or a
-  restart. Messages and the HTTP API remain. RabbitMQ's `rabbitmq-upgrade drain` closes connections at once, with the
-  same text.
-- Health without a login, for load balancers and Kubernetes. `/health/live`: the event loop answers. `/health/ready`:
-  clients can connect. It is 503 before the listeners are open, after `stop_app` and `suspend_listeners`, while the
-  node is drained or stops, and while a cluster node reaches neither Kafka nor another node.
-- `amqpctl reload`: read the settings again, as after SIGHUP.
-- `amqpctl reset`: delete all vhosts, users and messages, as before the first start. AMQP must be stopped, as in
-  RabbitMQ. Settings and the audit log remain; the audit log records the reset. After a crash during a reset, a second
-  reset completes it.
+They stop, start, drain, reload and reset the broker, close connections, and set values that last until the next start.
+Others are about backups and the cluster, and answer load balancers without a login.
+
+A drained node refuses new connections, and closes open ones after a grace period; messages and the HTTP API remain.
+`rabbitmq-upgrade drain` closes connections at once, with the same text. A reset keeps settings and the audit log, which
+records it. After a crash during a reset, a second reset completes it.
 """
 
 from __future__ import annotations
@@ -24,10 +14,11 @@ import asyncio
 import json
 import logging
 import os
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from amqpd.auth.internal_backend import AuthenticationRefused, NoSuchVhost
+from amqpd.auth.internal_backend import AuthenticationRefused
 from amqpd.broker.flow.alarms import REASONS
 from amqpd.broker.publish.firehose import trace
 from amqpd.broker.vhost import vhosts
@@ -44,12 +35,8 @@ from amqpd.management.request import (
     ApiRequest,
     ApiResponse,
     BadRequest,
-    ClusterControl,
-    NoSuchNode,
-    NotMoved,
     ResourceNotFound,
     Role,
-    Unavailable,
     parse_int,
     reply,
 )
@@ -57,6 +44,8 @@ from amqpd.management.router import ApiRoute
 from amqpd.management.time_slice import TimeSlice
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from amqpd.connection.registry import ConnectionRegistry
 
 
@@ -64,11 +53,8 @@ STOP_DELAY_S: Final = 0.05
 PACE_MAX: Final = 1_000_000
 
 
-class CannotListen(ApiError):
+class CannotListen(ApiError, error="cannot_listen"):
     """A port is in use, so that a listener cannot open it."""
-
-    status = 500
-    error = "cannot_listen"
 
 
 async def ping(call: ApiRequest) -> ApiResponse:
@@ -93,11 +79,16 @@ async def stop_app(call: ApiRequest) -> ApiResponse:
 async def start_app(call: ApiRequest) -> ApiResponse:
     """Accept clients again, after stop_app."""
     if not call.server.app_running:
-        try:
-            await call.server.start_app()
-        except OSError as error:
-            raise CannotListen(str(error)) from error
+        await _listen(call.server.start_app)
     return NO_CONTENT
+
+
+async def _listen(start: Callable[[], Awaitable[None]]) -> None:
+    """Open ports by a method of the server. Raises: CannotListen."""
+    try:
+        await start()
+    except OSError as error:
+        raise CannotListen(str(error)) from error
 
 
 async def stop(call: ApiRequest) -> ApiResponse:
@@ -124,8 +115,7 @@ async def close_connection(call: ApiRequest) -> ApiResponse:
     for connection in all_connections(call):
         if connection.name == name or pid(call, connection.session) == wanted:
             why = close_reason(call.text("reason", ""))
-            audit_forced_close(call, connection, why)
-            force_close(connection, why)
+            force_close(call, connection, why)
             call.broker.turn.schedule()
             return NO_CONTENT
     raise ResourceNotFound(f"no connection '{name or wanted}'")
@@ -141,31 +131,25 @@ async def close_all_connections(call: ApiRequest) -> ApiResponse:
     delay_ms = parse_int("per_connection_delay_ms", call.fields().get("per_connection_delay_ms", 0), 0, PACE_MAX)
     found = all_connections(call)
     if call.fields().get("vhost") is not None:
-        name = call.text("vhost")
-        if not call.broker.vhosts.exists(name):
-            raise ResourceNotFound(f"vhost '{name}' does not exist")
-        found = [each for each in found if each.session.vhost.name == name]
+        vhost = call.any_vhost(call.text("vhost"))
+        found = [each for each in found if each.session.vhost is vhost]
     closed = 0
     slices = TimeSlice()
     for connection in found[:limit] if limit else found:
         if is_open(call, connection):
-            audit_forced_close(call, connection, why)
-            force_close(connection, why)
+            force_close(call, connection, why)
             closed += 1
         if delay_ms:
             await asyncio.sleep(delay_ms / 1000)
-        elif slices.expired:
-            await slices.yield_loop()
+        else:
+            await slices.yield_if_due()
     call.broker.turn.schedule()
     return reply({"closed": closed})
 
 
 async def switch_tracing(call: ApiRequest) -> ApiResponse:
     """Start or stop the firehose of a virtual host."""
-    name = call.text("vhost", "/")
-    vhost = call.broker.vhosts.get(name)
-    if vhost is None:
-        raise ResourceNotFound(f"vhost '{name}' does not exist")
+    vhost = call.any_vhost(call.text("vhost", "/"))
     await wait_done(partial(trace, vhost, call.node, call.flag("on")))
     return NO_CONTENT
 
@@ -175,45 +159,22 @@ async def switch_tracing(call: ApiRequest) -> ApiResponse:
 
 def _with_body_names(call: ApiRequest) -> ApiRequest:
     """Return the request with vhost and queue of the body as if they were in the path."""
-    params = {**call.params, "vhost": call.text("vhost", "/"), "queue": call.text("queue")}
-    return ApiRequest(
-        call.broker, call.server, call.rates, call.caller, call.method, params, call.query, call.headers, call.body
-    )
+    named = copy(call)
+    named.params = {**call.params, "vhost": call.text("vhost", "/"), "queue": call.text("queue")}
+    return named
 
 
 async def purge_queue(call: ApiRequest) -> ApiResponse:
     """Remove all ready messages of a queue and return their number."""
     call = _with_body_names(call)
-    vhost = call.vhost()
-    call.check(vhost.name, "read", "queue", call.params["queue"])
-    queue = call.queue()
-    vhost.check_exclusive(queue, None)
-    return reply({"message_count": purge(call, queue)})
+    return reply({"message_count": purge(call, call.permitted_queue("read"))})
 
 
 async def delete_queue(call: ApiRequest) -> ApiResponse:
     """Delete a queue and return its number of messages."""
     call = _with_body_names(call)
-    vhost = call.vhost()
-    call.check(vhost.name, "configure", "queue", call.params["queue"])
-    queue = call.queue()
-    vhost.check_exclusive(queue, None)
+    queue = call.permitted_queue("configure")
     return reply({"message_count": await delete_and_wait(call, queue, call.flag("if_unused"), call.flag("if_empty"))})
-
-
-ROUTES: Final = (
-    ApiRoute("GET", "api/amqpd/ping", Role.MANAGEMENT, ping),
-    ApiRoute("GET", "api/amqpd/version", Role.MANAGEMENT, version),
-    ApiRoute("POST", "api/amqpd/stop_app", Role.ADMINISTRATOR, stop_app),
-    ApiRoute("POST", "api/amqpd/start_app", Role.ADMINISTRATOR, start_app),
-    ApiRoute("POST", "api/amqpd/stop", Role.ADMINISTRATOR, stop),
-    ApiRoute("POST", "api/amqpd/authenticate_user", Role.ADMINISTRATOR, authenticate_user, quiet=True),
-    ApiRoute("POST", "api/amqpd/close_connection", Role.ADMINISTRATOR, close_connection),
-    ApiRoute("POST", "api/amqpd/close_all_connections", Role.ADMINISTRATOR, close_all_connections),
-    ApiRoute("POST", "api/amqpd/trace", Role.ADMINISTRATOR, switch_tracing),
-    ApiRoute("POST", "api/amqpd/purge_queue", Role.MANAGEMENT, purge_queue),
-    ApiRoute("POST", "api/amqpd/delete_queue", Role.MANAGEMENT, delete_queue),
-)
 
 
 BYTES_MAX: Final = (1 << 63) - 1
@@ -312,28 +273,12 @@ async def set_loopback_users(call: ApiRequest) -> ApiResponse:
     return NO_CONTENT
 
 
-ALARM_ROUTES: Final = (
-    ApiRoute("PUT", "api/amqpd/memory_high_watermark", Role.ADMINISTRATOR, memory_high_watermark),
-    ApiRoute("PUT", "api/amqpd/disk_free_limit", Role.ADMINISTRATOR, disk_free_limit),
-    ApiRoute("PUT", "api/amqpd/alarms/{name}", Role.ADMINISTRATOR, set_alarm),
-    ApiRoute("DELETE", "api/amqpd/alarms/{name}", Role.ADMINISTRATOR, clear_alarm),
-    ApiRoute("GET", "api/amqpd/clock", Role.MONITORING, get_clock),
-    ApiRoute("PUT", "api/amqpd/clock", Role.ADMINISTRATOR, accept_clock),
-    ApiRoute("PUT", "api/amqpd/channel_max", Role.ADMINISTRATOR, set_channel_max),
-    ApiRoute("GET", "api/amqpd/loopback_users", Role.ADMINISTRATOR, get_loopback_users),
-    ApiRoute("PUT", "api/amqpd/loopback_users", Role.ADMINISTRATOR, set_loopback_users),
-)
-
-
 FOLDER: Final = ".backup"
 METADATA: Final = "metadata.sqlite"
 
 
-class NotOurs(ApiError):
+class NotOurs(ApiError, status=409, error="other_database"):
     """The metadata are in an external database, which needs its own backup, or in Kafka."""
-
-    status = 409
-    error = "other_database"
 
 
 async def copy_metadata(call: ApiRequest) -> ApiResponse:
@@ -351,9 +296,6 @@ async def copy_metadata(call: ApiRequest) -> ApiResponse:
     broker.catalogue.stored_offsets.flush()
     await wait_done(partial(broker.metadata.copy, path))
     return reply({"data_dir": str(data_dir), "path": str(path)})
-
-
-BACKUP_ROUTES: Final = (ApiRoute("POST", "api/amqpd/backup_metadata", Role.ADMINISTRATOR, copy_metadata),)
 
 
 async def get_cluster(call: ApiRequest) -> ApiResponse:
@@ -374,14 +316,9 @@ async def move_vhost(call: ApiRequest) -> ApiResponse:
     Answers with their names when the node serves them.
     """
     name, node = call.text("vhost"), call.text("node")
-    try:
-        return reply({"vhosts": await _cluster(call).move(name, node), "node": node})
-    except NoSuchVhost as error:
-        raise ResourceNotFound(str(error)) from None
-    except NoSuchNode as error:
-        raise BadRequest(str(error)) from None
-    except NotMoved as error:
-        raise Unavailable(str(error)) from None
+    if call.cluster is None:
+        raise BadRequest("this node is not in a cluster")
+    return reply({"vhosts": await call.cluster.move(name, node), "node": node})
 
 
 async def rebalance(call: ApiRequest) -> ApiResponse:
@@ -392,20 +329,6 @@ async def rebalance(call: ApiRequest) -> ApiResponse:
     if call.cluster is None:
         return NO_CONTENT
     return reply({"moves": await call.cluster.rebalance()})
-
-
-def _cluster(call: ApiRequest) -> ClusterControl:
-    """Return the cluster. Raises: BadRequest."""
-    if call.cluster is None:
-        raise BadRequest("this node is not in a cluster")
-    return call.cluster
-
-
-CLUSTER_ROUTES: Final = (
-    ApiRoute("GET", "api/amqpd/cluster", Role.MONITORING, get_cluster),
-    ApiRoute("POST", "api/amqpd/move_vhost", Role.ADMINISTRATOR, move_vhost),
-    ApiRoute("POST", "api/amqpd/rebalance", Role.ADMINISTRATOR, rebalance),
-)
 
 
 async def suspend(call: ApiRequest) -> ApiResponse:
@@ -420,10 +343,7 @@ async def suspend(call: ApiRequest) -> ApiResponse:
 
 async def resume(call: ApiRequest) -> ApiResponse:
     """Accept clients again, after suspend_listeners."""
-    try:
-        await call.server.resume_listeners()
-    except OSError as error:
-        raise CannotListen(str(error)) from error
+    await _listen(call.server.resume_listeners)
     return NO_CONTENT
 
 
@@ -438,20 +358,11 @@ async def close_user_connections(call: ApiRequest) -> ApiResponse:
     for connection in list(call.server.connections):
         here = call.server.connections.by_name.get(connection.name) is connection
         if here and connection.session.user.name == name:
-            audit_forced_close(call, connection, why)
-            connection.control.force(why)
+            force_close(call, connection, why)
             closed += 1
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     call.broker.turn.schedule()
     return reply({"closed": closed})
-
-
-LISTENER_ROUTES: Final = (
-    ApiRoute("POST", "api/amqpd/suspend_listeners", Role.ADMINISTRATOR, suspend),
-    ApiRoute("POST", "api/amqpd/resume_listeners", Role.ADMINISTRATOR, resume),
-    ApiRoute("POST", "api/amqpd/close_user_connections", Role.ADMINISTRATOR, close_user_connections),
-)
 
 
 log = logging.getLogger(__name__)
@@ -485,10 +396,7 @@ async def drain(call: ApiRequest) -> ApiResponse:
     if not server.is_drained:  # `revive` was called meanwhile
         return reply({"closed": 0})
     if call.cluster is not None:
-        try:
-            await call.cluster.drain(DRAIN_S)  # its vhosts move to other nodes, and their clients with them
-        except NotMoved as error:
-            raise Unavailable(str(error)) from None
+        await call.cluster.drain(DRAIN_S)  # its vhosts move to other nodes, and their clients with them
     router = server.connections.vhost_router
     closed = 0 if router is None else router.force_all(WHY)
     slices = TimeSlice()
@@ -512,10 +420,7 @@ def _client_count(connections: ConnectionRegistry) -> int:
 
 async def revive(call: ApiRequest) -> ApiResponse:
     """Accept clients again on the same ports, after drain."""
-    try:
-        await call.server.resume_listeners()
-    except OSError as error:
-        raise CannotListen(str(error)) from error
+    await _listen(call.server.resume_listeners)
     if call.cluster is not None:
         call.cluster.undrain()
     log.info("revived: clients can connect again")
@@ -533,22 +438,11 @@ async def ready(call: ApiRequest) -> ApiResponse:
     return reply({"status": "failed", "reason": reason_text}, 503) if reason_text else reply({"status": "ok"})
 
 
-MAINTENANCE_ROUTES: Final = (
-    ApiRoute("GET", "health/live", Role.PUBLIC, live),
-    ApiRoute("GET", "health/ready", Role.PUBLIC, ready),
-    ApiRoute("POST", "api/amqpd/drain", Role.ADMINISTRATOR, drain),
-    ApiRoute("POST", "api/amqpd/revive", Role.ADMINISTRATOR, revive),
-)
-
-
 ASKED_BY: Final = "amqpctl reload"
 
 
-class CannotReload(ApiError):
+class CannotReload(ApiError, status=409, error="cannot_reload"):
     """Reload failed. Settings change all or not at all, and so do the definitions of one file."""
-
-    status = 409
-    error = "cannot_reload"
 
 
 async def reload(call: ApiRequest) -> ApiResponse:
@@ -568,14 +462,8 @@ async def reload(call: ApiRequest) -> ApiResponse:
     return reply({"changed": found.changed, "waiting": found.waiting, "imported": imported or None})
 
 
-RELOAD_ROUTES: Final = (ApiRoute("POST", "api/amqpd/reload", Role.ADMINISTRATOR, reload),)
-
-
-class ApplicationRunning(ApiError):
+class ApplicationRunning(ApiError, status=409, error="app_running"):
     """AMQP is running, but the request requires that it is stopped."""
-
-    status = 409
-    error = "app_running"
 
 
 async def reset(call: ApiRequest) -> ApiResponse:
@@ -612,4 +500,38 @@ async def reset(call: ApiRequest) -> ApiResponse:
     return NO_CONTENT
 
 
-RESET_ROUTES: Final = (ApiRoute("POST", "api/amqpd/reset", Role.ADMINISTRATOR, reset),)
+ROUTES: Final = (
+    ApiRoute("GET", "api/amqpd/ping", Role.MANAGEMENT, ping),
+    ApiRoute("GET", "api/amqpd/version", Role.MANAGEMENT, version),
+    ApiRoute("POST", "api/amqpd/stop_app", Role.ADMINISTRATOR, stop_app),
+    ApiRoute("POST", "api/amqpd/start_app", Role.ADMINISTRATOR, start_app),
+    ApiRoute("POST", "api/amqpd/stop", Role.ADMINISTRATOR, stop),
+    ApiRoute("POST", "api/amqpd/authenticate_user", Role.ADMINISTRATOR, authenticate_user, quiet=True),
+    ApiRoute("POST", "api/amqpd/close_connection", Role.ADMINISTRATOR, close_connection),
+    ApiRoute("POST", "api/amqpd/close_all_connections", Role.ADMINISTRATOR, close_all_connections),
+    ApiRoute("POST", "api/amqpd/trace", Role.ADMINISTRATOR, switch_tracing),
+    ApiRoute("POST", "api/amqpd/purge_queue", Role.MANAGEMENT, purge_queue),
+    ApiRoute("POST", "api/amqpd/delete_queue", Role.MANAGEMENT, delete_queue),
+    ApiRoute("PUT", "api/amqpd/memory_high_watermark", Role.ADMINISTRATOR, memory_high_watermark),
+    ApiRoute("PUT", "api/amqpd/disk_free_limit", Role.ADMINISTRATOR, disk_free_limit),
+    ApiRoute("PUT", "api/amqpd/alarms/{name}", Role.ADMINISTRATOR, set_alarm),
+    ApiRoute("DELETE", "api/amqpd/alarms/{name}", Role.ADMINISTRATOR, clear_alarm),
+    ApiRoute("GET", "api/amqpd/clock", Role.MONITORING, get_clock),
+    ApiRoute("PUT", "api/amqpd/clock", Role.ADMINISTRATOR, accept_clock),
+    ApiRoute("PUT", "api/amqpd/channel_max", Role.ADMINISTRATOR, set_channel_max),
+    ApiRoute("GET", "api/amqpd/loopback_users", Role.ADMINISTRATOR, get_loopback_users),
+    ApiRoute("PUT", "api/amqpd/loopback_users", Role.ADMINISTRATOR, set_loopback_users),
+    ApiRoute("POST", "api/amqpd/backup_metadata", Role.ADMINISTRATOR, copy_metadata),
+    ApiRoute("GET", "api/amqpd/cluster", Role.MONITORING, get_cluster),
+    ApiRoute("POST", "api/amqpd/move_vhost", Role.ADMINISTRATOR, move_vhost),
+    ApiRoute("POST", "api/amqpd/rebalance", Role.ADMINISTRATOR, rebalance),
+    ApiRoute("POST", "api/amqpd/suspend_listeners", Role.ADMINISTRATOR, suspend),
+    ApiRoute("POST", "api/amqpd/resume_listeners", Role.ADMINISTRATOR, resume),
+    ApiRoute("POST", "api/amqpd/close_user_connections", Role.ADMINISTRATOR, close_user_connections),
+    ApiRoute("GET", "health/live", Role.PUBLIC, live),
+    ApiRoute("GET", "health/ready", Role.PUBLIC, ready),
+    ApiRoute("POST", "api/amqpd/drain", Role.ADMINISTRATOR, drain),
+    ApiRoute("POST", "api/amqpd/revive", Role.ADMINISTRATOR, revive),
+    ApiRoute("POST", "api/amqpd/reload", Role.ADMINISTRATOR, reload),
+    ApiRoute("POST", "api/amqpd/reset", Role.ADMINISTRATOR, reset),
+)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd import __version__
 from amqpd.broker.queue.log_opener import opened
 from amqpd.broker.vhost.exchange import DELAYED_MESSAGE
-from amqpd.broker.vhost.parameters import CLUSTER_NAME, InvalidParameter
+from amqpd.broker.vhost.parameters import CLUSTER_NAME
 from amqpd.broker.vhost.pending import wait_done
 from amqpd.config.rabbitmq_conf import PART_OF_IT
 from amqpd.management.certificates import PROTOCOLS
@@ -80,45 +80,41 @@ def churn(call: ApiRequest) -> dict[str, Any]:
     return call.rates.details(call.rates.churn, CHURN, requested_ranges(call.query))
 
 
-class Totals:
-    """The numbers of objects in the vhosts that the caller may see."""
+_COUNTED: Final = (
+    *("connections", "channels", "queues", "exchanges", "consumers"),
+    *("messages_ready", "messages_unacked", "messages_delayed_retry", "messages_delayed"),
+)
 
-    def __init__(self) -> None:
-        self.counts = dict.fromkeys(
-            (
-                *("connections", "channels", "queues", "exchanges", "consumers"),
-                *("messages_ready", "messages_unacked", "messages_delayed_retry", "messages_delayed"),
-            ),
-            0,
-        )
 
-    async def count(self, call: ApiRequest, vhosts: list[VHost]) -> dict[str, int]:
-        """Count the objects in slices. Opens the logs of queues that were not used since the start."""
-        slices, counts = TimeSlice(), self.counts
-        for vhost in vhosts:
-            counts["exchanges"] += len(vhost.exchanges)
-            counts["messages_delayed"] += call.broker.delays.count_of(vhost.name)
-            for queue in list(vhost.queues.values()):
-                await opened(queue)
-                counts["queues"] += 1
-                counts["consumers"] += len(queue.consumers)
-                counts["messages_ready"] += queue.ready_count
-                counts["messages_unacked"] += unacked_not_ready(queue)
-                counts["messages_delayed_retry"] += queue.delayed_count
-                if slices.expired:
-                    await slices.yield_loop()
-        names = {vhost.name for vhost in vhosts}
-        for connection in call.server.connections:
-            if connection.session.vhost.name in names and may_see(call, connection.session):
-                counts["connections"] += 1
-                counts["channels"] += len(connection.channels.by_number)
-        return counts
+async def count_objects(call: ApiRequest, vhosts: list[VHost]) -> dict[str, int]:
+    """Return the numbers of objects in the vhosts that the caller may see.
+
+    Opens the logs of queues that were not used since the start.
+    """
+    slices, counts = TimeSlice(), dict.fromkeys(_COUNTED, 0)
+    for vhost in vhosts:
+        counts["exchanges"] += len(vhost.exchanges)
+        counts["messages_delayed"] += call.broker.delays.count_of(vhost.name)
+        for queue in list(vhost.queues.values()):
+            await opened(queue)
+            counts["queues"] += 1
+            counts["consumers"] += len(queue.consumers)
+            counts["messages_ready"] += queue.ready_count
+            counts["messages_unacked"] += unacked_not_ready(queue)
+            counts["messages_delayed_retry"] += queue.delayed_count
+            await slices.yield_if_due()
+    names = {vhost.name for vhost in vhosts}
+    for connection in call.server.connections:
+        if connection.session.vhost.name in names and may_see(call, connection.session):
+            counts["connections"] += 1
+            counts["channels"] += len(connection.channels.by_number)
+    return counts
 
 
 async def overview(call: ApiRequest) -> ApiResponse:
     """Return totals, rates, listeners and versions of the broker. `fields` selects fields, as `columns` does."""
     broker = call.broker
-    counts = await Totals().count(call, call.vhosts())
+    counts = await count_objects(call, call.vhosts())
     item: dict[str, Any] = {
         "management_version": __version__,
         "rabbitmq_version": broker.settings.product[1],
@@ -175,10 +171,7 @@ async def cluster_name(call: ApiRequest) -> ApiResponse:
 async def put_cluster_name(call: ApiRequest) -> ApiResponse:
     """Set the cluster name that clients see in server-properties. It is a global parameter."""
     name = call.text("name")
-    try:
-        await wait_done(partial(call.broker.global_parameters.declare, CLUSTER_NAME, name))
-    except InvalidParameter as error:
-        raise BadRequest(str(error)) from None
+    await wait_done(partial(call.broker.global_parameters.declare, CLUSTER_NAME, name))
     return NO_CONTENT
 
 
@@ -207,15 +200,6 @@ async def extensions(call: ApiRequest) -> ApiResponse:
 async def auth_attempts(call: ApiRequest) -> ApiResponse:
     """Return the login methods of the page, basic auth only. RabbitMQ: also OAuth 2 servers (UAA)."""
     return reply({"oauth_enabled": False, "enable_uaa": False, "uaa_client_id": "", "uaa_location": ""})
-
-
-ROUTES: Final = (
-    ApiRoute("GET", "api/auth", Role.PUBLIC, auth_attempts),
-    ApiRoute("GET", "api/overview", Role.MANAGEMENT, overview),
-    ApiRoute("GET", "api/cluster-name", Role.MANAGEMENT, cluster_name),
-    ApiRoute("PUT", "api/cluster-name", Role.ADMINISTRATOR, put_cluster_name),
-    ApiRoute("GET", "api/extensions", Role.MANAGEMENT, extensions),
-)
 
 
 _STATUS: Final = Path("/proc/self/status")
@@ -328,8 +312,7 @@ async def _queued_bytes(call: ApiRequest) -> int:
         for queue in list(vhost.queues.values()):
             if queue.opening is None and not queue.deleted:
                 found += size_fields(queue)["message_bytes_ram"]
-            if slices.expired:
-                await slices.yield_loop()
+            await slices.yield_if_due()
     return found
 
 
@@ -358,14 +341,6 @@ async def get_relative_memory(call: ApiRequest) -> ApiResponse:
     return reply({"memory": {**shares, "total": 100}})
 
 
-NODE_ROUTES: Final = (
-    ApiRoute("GET", "api/nodes", Role.MONITORING, get_nodes),
-    ApiRoute("GET", "api/nodes/{node}", Role.MONITORING, get_node),
-    ApiRoute("GET", "api/nodes/{node}/memory", Role.MONITORING, get_memory),
-    ApiRoute("GET", "api/nodes/{node}/memory/relative", Role.MONITORING, get_relative_memory),
-)
-
-
 FAILED_LOGS_MAX: Final = 20
 
 
@@ -377,10 +352,9 @@ async def get_live_status(call: ApiRequest) -> ApiResponse:
     for connection in list(call.server.connections):
         for word in pause_reasons(connection.read_pause.reasons):
             held[word] += 1
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     times, lag = broker.storage.sync_times, call.rates.loop_lag
-    failed = await _failed_logs(call, slices)
+    failed = await failed_logs(call, slices)
     return reply(
         {
             "alarms": list(broker.alarms.raised.values()),
@@ -401,15 +375,14 @@ async def get_live_status_of(call: ApiRequest) -> ApiResponse:
     return await get_live_status(call)
 
 
-async def _failed_logs(call: ApiRequest, slices: TimeSlice) -> list[Queue]:
-    """Return queues whose log has failed and accepts no more messages. Cost: linear in the queues, in slices."""
+async def failed_logs(call: ApiRequest, slices: TimeSlice) -> list[Queue]:
+    """Return the queues whose log rejects writes because a write or a sync failed. Cost: linear."""
     found: list[Queue] = []
     for vhost in list(call.broker.vhosts.values()):
         for queue in list(vhost.queues.values()):
             if queue.store is not None and queue.store.failed:
                 found.append(queue)
-            if slices.expired:
-                await slices.yield_loop()
+            await slices.yield_if_due()
     return found
 
 
@@ -436,7 +409,16 @@ async def get_rights(call: ApiRequest) -> ApiResponse:
     )
 
 
-LIVE_STATUS_ROUTES: Final = (
+ROUTES: Final = (
+    ApiRoute("GET", "api/auth", Role.PUBLIC, auth_attempts),
+    ApiRoute("GET", "api/overview", Role.MANAGEMENT, overview),
+    ApiRoute("GET", "api/cluster-name", Role.MANAGEMENT, cluster_name),
+    ApiRoute("PUT", "api/cluster-name", Role.ADMINISTRATOR, put_cluster_name),
+    ApiRoute("GET", "api/extensions", Role.MANAGEMENT, extensions),
+    ApiRoute("GET", "api/nodes", Role.MONITORING, get_nodes),
+    ApiRoute("GET", "api/nodes/{node}", Role.MONITORING, get_node),
+    ApiRoute("GET", "api/nodes/{node}/memory", Role.MONITORING, get_memory),
+    ApiRoute("GET", "api/nodes/{node}/memory/relative", Role.MONITORING, get_relative_memory),
     ApiRoute("GET", "api/amqpd/pulse", Role.MONITORING, get_live_status),
     ApiRoute("GET", "api/amqpd/pulse/{node}", Role.MONITORING, get_live_status_of),
     ApiRoute("GET", "api/amqpd/rights/{vhost}", Role.MANAGEMENT, get_rights),

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.broker.queue.log_opener import opened
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost import parameters, policies
-from amqpd.broker.vhost.parameters import InvalidParameter, Parameter, ParameterComponent, component_of
+from amqpd.broker.vhost.parameters import Parameter, ParameterComponent, component_of
 from amqpd.broker.vhost.pending import wait_done
-from amqpd.broker.vhost.policy_table import EXCHANGE, EffectivePolicy, InvalidPolicy, Policy, PolicyTable
+from amqpd.broker.vhost.policy_table import EXCHANGE, EffectivePolicy, Policy, PolicyTable
 from amqpd.management.listing import document_reply, listing, object_reply
 from amqpd.management.message_counts import unacked_not_ready
 from amqpd.management.request import (
@@ -31,7 +31,6 @@ from amqpd.management.request import (
     NO_CONTENT,
     ApiRequest,
     ApiResponse,
-    BadRequest,
     ResourceNotFound,
     Role,
     clean_name,
@@ -81,10 +80,7 @@ async def put_policy(operator: bool, call: ApiRequest) -> ApiResponse:
     if missing := [key for key in ("pattern", "definition") if key not in fields]:
         raise missing_keys(*missing)
     value: dict[str, Any] = {"priority": 0, **{key: fields[key] for key in policies.FIELDS if key in fields}}
-    try:
-        new = await wait_done(partial(policies.declare, vhost, name, value, operator))
-    except InvalidPolicy as error:
-        raise BadRequest(str(error)) from None
+    new = await wait_done(partial(policies.declare, vhost, name, value, operator))
     return CREATED if new else NO_CONTENT
 
 
@@ -110,12 +106,6 @@ def _routes(path: str, operator: bool, role: Role) -> tuple[ApiRoute, ...]:
         ApiRoute("PUT", f"{path}/{{vhost}}/{{name}}", role, partial(put_policy, operator)),
         ApiRoute("DELETE", f"{path}/{{vhost}}/{{name}}", role, partial(delete_policy, operator)),
     )
-
-
-ROUTES: Final = (
-    *_routes("api/policies", False, Role.POLICYMAKER),
-    *_routes("api/operator-policies", True, Role.ADMINISTRATOR),
-)
 
 
 def parameter_item(parameter: Parameter) -> dict[str, Any]:
@@ -151,12 +141,9 @@ async def put_parameter(call: ApiRequest) -> ApiResponse:
     vhost = call.administered_vhost()
     name = clean_name(call.params["name"], "a parameter")
     value = call.required("value")
-    try:
-        component = component_of(call.params["component"])
-        _check(call, component)
-        new = await wait_done(partial(component.declare, vhost, name, value))
-    except ValueError as error:
-        raise BadRequest(str(error)) from None
+    component = component_of(call.params["component"])
+    _check(call, component)
+    new = await wait_done(partial(component.declare, vhost, name, value))
     return CREATED if new else NO_CONTENT
 
 
@@ -165,10 +152,7 @@ async def delete_parameter(call: ApiRequest) -> ApiResponse:
     found = _parameter(call)
     component = component_of(found.component)
     _check(call, component)
-    try:
-        await wait_done(partial(component.clear, call.administered_vhost(), found.name))
-    except InvalidParameter as error:
-        raise BadRequest(str(error)) from None
+    await wait_done(partial(component.clear, call.administered_vhost(), found.name))
     return NO_CONTENT
 
 
@@ -200,10 +184,7 @@ async def put_global_parameter(call: ApiRequest) -> ApiResponse:
     """Set a global parameter."""
     name = clean_name(call.params["name"], "a parameter")
     value = call.required("value")
-    try:
-        new = await wait_done(partial(call.broker.global_parameters.declare, name, value))
-    except InvalidParameter as error:
-        raise BadRequest(str(error)) from None
+    new = await wait_done(partial(call.broker.global_parameters.declare, name, value))
     return CREATED if new else NO_CONTENT
 
 
@@ -240,23 +221,6 @@ async def _empty_list(call: ApiRequest) -> ApiResponse:
 _ONE: Final = "api/parameters/{component}/{vhost}/{name}"
 _GLOBAL: Final = "api/global-parameters"
 
-PARAMETER_ROUTES: Final = (
-    ApiRoute("GET", "api/parameters", Role.POLICYMAKER, get_parameters),
-    ApiRoute("GET", "api/parameters/{component}", Role.POLICYMAKER, get_parameters),
-    ApiRoute("GET", "api/parameters/{component}/{vhost}", Role.POLICYMAKER, get_parameters),
-    ApiRoute("GET", _ONE, Role.POLICYMAKER, get_parameter),
-    ApiRoute("PUT", _ONE, Role.POLICYMAKER, put_parameter),
-    ApiRoute("DELETE", _ONE, Role.POLICYMAKER, delete_parameter),
-    ApiRoute("GET", _GLOBAL, Role.POLICYMAKER, get_global_parameters),
-    ApiRoute("GET", f"{_GLOBAL}/{{name}}", Role.POLICYMAKER, get_global_parameter),
-    ApiRoute("PUT", f"{_GLOBAL}/{{name}}", Role.POLICYMAKER, put_global_parameter),
-    ApiRoute("DELETE", f"{_GLOBAL}/{{name}}", Role.POLICYMAKER, delete_global_parameter),
-    ApiRoute("GET", "api/federation-links", Role.MONITORING, get_federation_links),
-    ApiRoute("GET", "api/federation-links/{vhost}", Role.MONITORING, get_federation_links),
-    ApiRoute("GET", "api/shovels", Role.MONITORING, get_shovels),
-    ApiRoute("GET", "api/shovels/{vhost}", Role.MONITORING, get_shovels),
-)
-
 
 COUNT: Final = 100
 COUNT_MAX: Final = 1000
@@ -292,8 +256,7 @@ class Preview:
         for thing in vhost.policy_targets():
             if not thing.deleted:
                 await self._check_object(vhost, table, thing)
-            if slices.expired:
-                await slices.yield_loop()
+            await slices.yield_if_due()
 
     async def _check_object(self, vhost: VHost, table: PolicyTable, thing: Queue | Exchange) -> None:
         is_queue = isinstance(thing, Queue)
@@ -371,8 +334,7 @@ async def _table(vhost: VHost, name: str, operator: bool, policy: Policy | None,
     table = PolicyTable()
     for each in (*kept, *(() if policy is None else (policy,))):
         table.put(each)
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     return table
 
 
@@ -388,16 +350,29 @@ async def preview(operator: bool, call: ApiRequest) -> ApiResponse:
             raise ResourceNotFound(f"no policy '{name}' in vhost '{vhost.name}'")
     else:
         value: dict[str, Any] = {"priority": 0, **{key: fields[key] for key in policies.FIELDS if key in fields}}
-        try:
-            policy = policies.checked(vhost.name, name, value, operator)
-        except InvalidPolicy as error:
-            raise BadRequest(str(error)) from None
+        policy = policies.checked(vhost.name, name, value, operator)
     found = Preview(name, operator, policy, count)
     await found.run(vhost, TimeSlice())
     return await document_reply(found.answer())
 
 
-PREVIEW_ROUTES: Final = (
+ROUTES: Final = (
+    *_routes("api/policies", False, Role.POLICYMAKER),
+    *_routes("api/operator-policies", True, Role.ADMINISTRATOR),
+    ApiRoute("GET", "api/parameters", Role.POLICYMAKER, get_parameters),
+    ApiRoute("GET", "api/parameters/{component}", Role.POLICYMAKER, get_parameters),
+    ApiRoute("GET", "api/parameters/{component}/{vhost}", Role.POLICYMAKER, get_parameters),
+    ApiRoute("GET", _ONE, Role.POLICYMAKER, get_parameter),
+    ApiRoute("PUT", _ONE, Role.POLICYMAKER, put_parameter),
+    ApiRoute("DELETE", _ONE, Role.POLICYMAKER, delete_parameter),
+    ApiRoute("GET", _GLOBAL, Role.POLICYMAKER, get_global_parameters),
+    ApiRoute("GET", f"{_GLOBAL}/{{name}}", Role.POLICYMAKER, get_global_parameter),
+    ApiRoute("PUT", f"{_GLOBAL}/{{name}}", Role.POLICYMAKER, put_global_parameter),
+    ApiRoute("DELETE", f"{_GLOBAL}/{{name}}", Role.POLICYMAKER, delete_global_parameter),
+    ApiRoute("GET", "api/federation-links", Role.MONITORING, get_federation_links),
+    ApiRoute("GET", "api/federation-links/{vhost}", Role.MONITORING, get_federation_links),
+    ApiRoute("GET", "api/shovels", Role.MONITORING, get_shovels),
+    ApiRoute("GET", "api/shovels/{vhost}", Role.MONITORING, get_shovels),
     ApiRoute("POST", "api/amqpd/policies/{vhost}/preview", Role.POLICYMAKER, partial(preview, False), quiet=True),
     ApiRoute(
         "POST", "api/amqpd/operator-policies/{vhost}/preview", Role.ADMINISTRATOR, partial(preview, True), quiet=True

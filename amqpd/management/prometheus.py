@@ -72,10 +72,7 @@ def format_value(value: float) -> str:
 
 
 class MetricsWriter:
-    """The body of one response, collected line by line.
-
-    With `detailed`, names are those of `/metrics/detailed`.
-    """
+    """The body of one response, collected line by line. With `detailed`, names are those of `/metrics/detailed`."""
 
     def __init__(self, *, detailed: bool = False) -> None:
         self._detailed = detailed
@@ -130,8 +127,7 @@ class MetricsWriter:
                 if size >= CHUNK_BYTES:
                     found.append("".join(piece).encode())
                     piece, size = [], 0
-                    if slices.expired:
-                        await slices.yield_loop()
+                    await slices.yield_if_due()
         found.append("".join(piece).encode())
         return found
 
@@ -296,6 +292,9 @@ GLOBAL: Final = _group(
     ("global_messages_routed_total", COUNTER, "Messages that went into queues and streams, one for each of them"),
     ("global_messages_unroutable_dropped_total", COUNTER, "Publishes without mandatory that reached no queue"),
     ("global_messages_unroutable_returned_total", COUNTER, "Mandatory publishes that reached no queue"),
+)
+GLOBAL_BY_KIND: Final = _group(
+    "",
     ("global_messages_delivered_total", COUNTER, "Deliveries to consumers and by basic.get"),
     ("global_messages_delivered_consume_manual_ack_total", COUNTER, "Deliveries to consumers that ack"),
     ("global_messages_delivered_consume_auto_ack_total", COUNTER, "Deliveries to consumers without acks (no_ack)"),
@@ -366,7 +365,8 @@ KAFKA_LAG: Final = _group(
 GROUPS: Final = (
     *(IDENTITY, CHURN, NODE_COARSE, NODE, PERSISTER, ALARMS, AUTH, AUTH_DETAILED, OBJECTS),
     *(QUEUE_COARSE, QUEUE_CONSUMERS, QUEUE, QUEUE_PUBLISHED, QUEUE_DELIVERY, QUEUE_DELIVERY_OWN),
-    *(CHANNEL, CHANNEL_PUBLISHED, UNROUTABLE, CONNECTION_COARSE, CONNECTION, CLUSTER, GLOBAL, DEAD_LETTERED, OWN),
+    *(CHANNEL, CHANNEL_PUBLISHED, UNROUTABLE, CONNECTION_COARSE, CONNECTION, CLUSTER, GLOBAL),
+    *(GLOBAL_BY_KIND, DEAD_LETTERED, OWN),
     *(LOG, EXPORT, STREAM_LAG, KAFKA, KAFKA_LAG),
 )
 ALL: Final[tuple[Family, ...]] = tuple(family for group in GROUPS for family in group.values())

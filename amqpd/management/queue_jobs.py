@@ -72,8 +72,7 @@ async def get_messages(call: ApiRequest) -> ApiResponse:
     messages: list[dict[str, Any]] = []
     for entry, state in page.messages:
         messages.append(_shown(entry, state, encoding, truncate))
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     hint = suggest_fix(selector.text) if selector is not None and not messages else ""
     return reply({"messages": messages, "next_offset": page.next_offset, "ended": page.ended, "hint": hint})
 
@@ -176,13 +175,7 @@ def _may_write(call: ApiRequest, vhost: str) -> Any:
 
 async def _source(call: ApiRequest, *, configure: bool) -> Queue:
     """Return the queue of the path, opened. Raises: NotAuthorised, ResourceNotFound, ResourceLocked, ResourceError."""
-    vhost = call.vhost()
-    name = call.params["queue"]
-    call.check(vhost.name, "read", "queue", name)
-    if configure:
-        call.check(vhost.name, "configure", "queue", name)
-    queue = call.queue()
-    vhost.check_exclusive(queue, None)
+    queue = call.permitted_queue("read", *(("configure",) if configure else ()))
     await opened(queue)
     queue.prepare()
     return queue

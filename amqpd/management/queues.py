@@ -18,7 +18,7 @@ from amqpd.broker.stats import QUEUE_COUNTERS
 from amqpd.broker.vhost import declare as declarations
 from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.broker.vhost.pending import wait_done
-from amqpd.broker.vhost.policy_table import NONE
+from amqpd.broker.vhost.policy_table import NONE, EffectivePolicy
 from amqpd.channel.channel import stats_by_queue
 from amqpd.channel.consumer import ChannelConsumer, ChannelConsumers
 from amqpd.errors import AccessRefused
@@ -80,17 +80,9 @@ def queue_item(call: ApiRequest, queue: Queue) -> dict[str, Any]:
     owner: Any = queue.exclusive_owner
     shown = split_stats(call.rates.details(queue, QUEUE, requested_ranges(call.query)))
     first = queue.consumers[0].tag if queue.consumers else None
-    vhost = call.broker.vhosts.get(queue.vhost_name)
-    followed = NONE if vhost is None else vhost.policies.policy_of(queue)
+    followed = _effective_policy(call, queue)
     item: dict[str, Any] = {
-        "name": queue.name,
-        "vhost": queue.vhost_name,
-        "type": queue.kind,
-        "durable": queue.durable,
-        "auto_delete": queue.auto_delete,
-        "exclusive": owner is not None,
-        "arguments": amqp_to_json(queue.arguments),
-        "node": call.node,
+        **_declared_item(call, queue),
         "policy": followed.policy or None,
         "operator_policy": followed.operator_policy or None,
         "effective_policy_definition": dict(followed.definition),
@@ -120,6 +112,25 @@ def queue_item(call: ApiRequest, queue: Queue) -> dict[str, Any]:
     if owner is not None and not queue.deleted:  # the list may be a moment old
         item["owner_pid_details"] = connection_details(owner)
     return item
+
+
+def _declared_item(call: ApiRequest, queue: Queue) -> dict[str, Any]:
+    """Return the fields that a queue keeps from its declaration on."""
+    return {
+        "name": queue.name,
+        "vhost": queue.vhost_name,
+        "type": queue.kind,
+        "durable": queue.durable,
+        "auto_delete": queue.auto_delete,
+        "exclusive": queue.exclusive_owner is not None,
+        "arguments": amqp_to_json(queue.arguments),
+        "node": call.node,
+    }
+
+
+def _effective_policy(call: ApiRequest, queue: Queue) -> EffectivePolicy:
+    vhost = call.broker.vhosts.get(queue.vhost_name)
+    return NONE if vhost is None else vhost.policies.policy_of(queue)
 
 
 def is_refilling(store: QueueLog | None) -> bool:
@@ -152,17 +163,9 @@ def _replicas(call: ApiRequest, queue: Queue) -> dict[str, Any]:
 
 def item_without_stats(call: ApiRequest, queue: Queue, totals: bool) -> dict[str, Any]:
     """Return a queue without statistics. With `totals`, include its numbers of messages."""
-    vhost = call.broker.vhosts.get(queue.vhost_name)
-    followed = NONE if vhost is None else vhost.policies.policy_of(queue)
+    followed = _effective_policy(call, queue)
     item: dict[str, Any] = {
-        "name": queue.name,
-        "vhost": queue.vhost_name,
-        "type": queue.kind,
-        "durable": queue.durable,
-        "auto_delete": queue.auto_delete,
-        "exclusive": queue.exclusive_owner is not None,
-        "arguments": amqp_to_json(queue.arguments),
-        "node": call.node,
+        **_declared_item(call, queue),
         "state": state_item(queue.store, True)["state"],
         **({"policy": followed.policy} if followed.policy else {}),
         **_replicas(call, queue),
@@ -222,8 +225,7 @@ async def get_queues(call: ApiRequest) -> ApiResponse:
     for queue in queues:
         if queue.opening is not None and (totals or not bare):
             await opened(queue)
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     if bare:
         return await listing(call, queues, lambda queue: item_without_stats(call, queue, totals), name_of)
     return await listing(call, queues, lambda queue: queue_item(call, queue), name_of, _sort_keys(call))
@@ -289,24 +291,19 @@ async def _deliveries(call: ApiRequest, queue: Queue) -> list[dict[str, Any]]:
             served = channel.deliveries.queue_stats
             if served is not None and queue in served.queues and not channel.closing:
                 found[channel.deliveries] = None
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     items: list[dict[str, Any]] = []
     for deliveries in found:
         had = stats_by_queue(deliveries).get(queue)
         if had is not None and may_see(call, deliveries.session):
             stats = call.rates.pairs.delivered(deliveries, queue, had)
             items.append({"channel_details": channel_details(call, deliveries), "stats": stats})
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     return items
 
 
 async def put_queue(call: ApiRequest) -> ApiResponse:
-    """Declare a queue.
-
-    Answers 201 for a new one, 204 for an equivalent one, 400 otherwise.
-    """
+    """Declare a queue. Answers 201 for a new one, 204 for an equivalent one, 400 otherwise."""
     vhost = call.vhost()
     name = clean_name(call.params["queue"], "a queue")
     arguments = call.arguments()
@@ -331,16 +328,13 @@ async def put_queue(call: ApiRequest) -> ApiResponse:
 
 async def delete_queue(call: ApiRequest) -> ApiResponse:
     """Delete a queue with its messages. Query: `if-empty`, `if-unused`."""
-    queue = _checked_queue(call, "configure", call.params["queue"])
+    queue = call.permitted_queue("configure")
     await delete_and_wait(call, queue, call.query_flag("if-unused"), call.query_flag("if-empty"))
     return NO_CONTENT
 
 
 async def delete_and_wait(call: ApiRequest, queue: Queue, if_unused: bool, if_empty: bool) -> int:
-    """Delete a queue and wait for the commit. Raises: PreconditionFailed.
-
-    Returns: The number of ready messages.
-    """
+    """Delete a queue and wait for the commit. Raises: PreconditionFailed. Returns: The number of ready messages."""
     queue.prepare()
     vhost = call.vhost()
     declarations.check_queue_deletable(vhost, queue, if_unused, if_empty)
@@ -350,7 +344,7 @@ async def delete_and_wait(call: ApiRequest, queue: Queue, if_unused: bool, if_em
 
 async def purge_queue(call: ApiRequest) -> ApiResponse:
     """Remove all ready messages of the queue."""
-    purge(call, _checked_queue(call, "read", call.params["queue"]))
+    purge(call, call.permitted_queue("read"))
     return NO_CONTENT
 
 
@@ -364,15 +358,6 @@ def purge(call: ApiRequest, queue: Queue) -> int:
     call.broker.catalogue.events.record("queue.purged", about)
     call.broker.turn.schedule()
     return count
-
-
-def _checked_queue(call: ApiRequest, kind: Any, name: str) -> Queue:
-    """Return the queue after checking permission and exclusive owner."""
-    vhost = call.vhost()
-    call.check(vhost.name, kind, "queue", name)
-    queue = call.queue()
-    vhost.check_exclusive(queue, None)
-    return queue
 
 
 async def get_queue_bindings(call: ApiRequest) -> ApiResponse:
@@ -402,7 +387,7 @@ async def get_messages(call: ApiRequest) -> ApiResponse:
     truncate = call.fields().get("truncate")
     if truncate is not None:
         truncate = parse_int("truncate", truncate, 0, 1 << 62)
-    queue = _checked_queue(call, "read", call.params["queue"])
+    queue = call.permitted_queue("read")
     reject_on_stream(queue, "basic.get")
     queue.prepare()
     queue.touch()
@@ -429,8 +414,7 @@ async def get_messages(call: ApiRequest) -> ApiResponse:
     messages: list[dict[str, Any]] = []
     for each in raw:
         messages.append(message_item(each, encoding, truncate))
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     return reply(messages)
 
 
@@ -476,19 +460,6 @@ def message_item(raw: tuple[dict[str, Any], bytes, bytes], encoding: str, trunca
 
 
 _ONE: Final = "api/queues/{vhost}/{queue}"
-ROUTES: Final = (
-    ApiRoute("GET", "api/queues", Role.MANAGEMENT, get_queues),
-    # RabbitMQ: since 4.x, /queues leaves out expensive fields; here it has all.
-    ApiRoute("GET", "api/queues/detailed", Role.MANAGEMENT, get_queues),
-    ApiRoute("GET", "api/queues/{vhost}", Role.MANAGEMENT, get_queues),
-    ApiRoute("GET", _ONE, Role.MANAGEMENT, get_queue),
-    ApiRoute("PUT", _ONE, Role.MANAGEMENT, put_queue),
-    ApiRoute("DELETE", _ONE, Role.MANAGEMENT, delete_queue),
-    ApiRoute("GET", _ONE + "/consumers", Role.MANAGEMENT, get_queue_consumers),
-    ApiRoute("GET", _ONE + "/bindings", Role.MANAGEMENT, get_queue_bindings),
-    ApiRoute("DELETE", _ONE + "/contents", Role.MANAGEMENT, purge_queue),
-    ApiRoute("POST", _ONE + "/get", Role.MANAGEMENT, get_messages, quiet=True, messages=True),
-)
 
 
 async def get_offsets(call: ApiRequest) -> ApiResponse:
@@ -547,18 +518,26 @@ def _no_stored_offset(queue: Queue, name: str) -> ResourceNotFound:
 
 
 async def _stream(call: ApiRequest) -> tuple[Queue, QueueLog]:
-    vhost = call.vhost()
-    call.check(vhost.name, "read", "queue", call.params["queue"])
-    queue = call.queue()
-    vhost.check_exclusive(queue, None)
+    queue = call.permitted_queue("read")
     if queue.kind != "stream" or queue.store is None:
-        raise BadRequest(f"queue '{queue.name}' in vhost '{vhost.name}' is not a stream")
+        raise BadRequest(f"queue '{queue.name}' in vhost '{queue.vhost_name}' is not a stream")
     await opened(queue)
     queue.store.recover()
     return queue, queue.store
 
 
-STREAM_OFFSET_ROUTES: Final = (
+ROUTES: Final = (
+    ApiRoute("GET", "api/queues", Role.MANAGEMENT, get_queues),
+    # RabbitMQ: since 4.x, /queues leaves out expensive fields; here it has all.
+    ApiRoute("GET", "api/queues/detailed", Role.MANAGEMENT, get_queues),
+    ApiRoute("GET", "api/queues/{vhost}", Role.MANAGEMENT, get_queues),
+    ApiRoute("GET", _ONE, Role.MANAGEMENT, get_queue),
+    ApiRoute("PUT", _ONE, Role.MANAGEMENT, put_queue),
+    ApiRoute("DELETE", _ONE, Role.MANAGEMENT, delete_queue),
+    ApiRoute("GET", _ONE + "/consumers", Role.MANAGEMENT, get_queue_consumers),
+    ApiRoute("GET", _ONE + "/bindings", Role.MANAGEMENT, get_queue_bindings),
+    ApiRoute("DELETE", _ONE + "/contents", Role.MANAGEMENT, purge_queue),
+    ApiRoute("POST", _ONE + "/get", Role.MANAGEMENT, get_messages, quiet=True, messages=True),
     ApiRoute("GET", "api/queues/{vhost}/{queue}/offsets", Role.MANAGEMENT, get_offsets),
     ApiRoute("GET", "api/queues/{vhost}/{queue}/offsets/{name}", Role.MANAGEMENT, get_offset),
     ApiRoute("PUT", "api/queues/{vhost}/{queue}/offsets/{name}", Role.MANAGEMENT, put_offset),

@@ -40,20 +40,10 @@ DEPRECATED: Final = {
 """RabbitMQ's names, as in 4.x."""
 
 
-def flag_item(name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "desc": FLAGS[name],
-        "doc_url": "",
-        "provided_by": "amqpd",
-        "stability": "stable",
-        "state": "enabled",
-    }
-
-
 async def get_flags(_call: ApiRequest) -> ApiResponse:
     """List the feature flags, which are all enabled."""
-    return reply([flag_item(name) for name in sorted(FLAGS)])
+    about = {"doc_url": "", "provided_by": "amqpd", "stability": "stable", "state": "enabled"}
+    return reply([{"name": name, "desc": FLAGS[name], **about} for name in sorted(FLAGS)])
 
 
 async def enable(call: ApiRequest) -> ApiResponse:
@@ -64,14 +54,8 @@ async def enable(call: ApiRequest) -> ApiResponse:
 
 
 def _deprecated_item(name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "desc": DEPRECATED[name],
-        "deprecation_phase": "permitted_by_default",
-        "doc_url": "",
-        "provided_by": "amqpd",
-        "state": "permitted",
-    }
+    about = {"deprecation_phase": "permitted_by_default", "doc_url": "", "provided_by": "amqpd", "state": "permitted"}
+    return {"name": name, "desc": DEPRECATED[name], **about}
 
 
 async def get_deprecated(_call: ApiRequest) -> ApiResponse:
@@ -90,23 +74,13 @@ async def get_deprecated_used(call: ApiRequest) -> ApiResponse:
         if any(channel.deliveries.window_size > 0 for channel in connection.channels.all()):
             used.add("global_qos")
             break
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     for queue in [each for vhost in call.broker.vhosts.values() for each in vhost.queues.values()]:
         if not queue.durable and queue.exclusive_owner is None:
             used.add("transient_nonexcl_queues")
             break
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     return reply([_deprecated_item(name) for name in sorted(used)])
-
-
-ROUTES: Final = (
-    ApiRoute("GET", "api/deprecated-features", Role.MONITORING, get_deprecated),
-    ApiRoute("GET", "api/deprecated-features/used", Role.MONITORING, get_deprecated_used),
-    ApiRoute("GET", "api/feature-flags", Role.MONITORING, get_flags),
-    ApiRoute("PUT", "api/feature-flags/{name}/enable", Role.ADMINISTRATOR, enable),
-)
 
 
 ACTIONS: Final = ("sync", "cancel_sync")
@@ -167,7 +141,11 @@ def _renamed() -> tuple[ApiRoute, ...]:
     return tuple(found)
 
 
-ONE_NODE_ROUTES: Final = (
+ROUTES: Final = (
+    ApiRoute("GET", "api/deprecated-features", Role.MONITORING, get_deprecated),
+    ApiRoute("GET", "api/deprecated-features/used", Role.MONITORING, get_deprecated_used),
+    ApiRoute("GET", "api/feature-flags", Role.MONITORING, get_flags),
+    ApiRoute("PUT", "api/feature-flags/{name}/enable", Role.ADMINISTRATOR, enable),
     ApiRoute("POST", "api/rebalance/queues", Role.ADMINISTRATOR, rebalance),
     ApiRoute("POST", "api/queues/{vhost}/{queue}/actions", Role.MANAGEMENT, succeed),
     ApiRoute("POST", "api/vhosts/{vhost}/start/{node}", Role.ADMINISTRATOR, start_vhost),

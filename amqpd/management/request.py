@@ -70,93 +70,74 @@ class ApiError(Exception):
     status = 500
     error = "internal_server_error"
 
+    def __init_subclass__(cls, status: int | None = None, error: str = "") -> None:
+        cls.status, cls.error = status or cls.status, error or cls.error
+
     def __init__(self, reason: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.headers = dict(headers or {})
 
 
-class BadRequest(ApiError):
-    status = 400
-    error = "bad_request"
+class BadRequest(ApiError, status=400, error="bad_request"):
+    """The request is faulty."""
 
 
-class PageOutOfRange(BadRequest):
+class PageOutOfRange(BadRequest, error="page_out_of_range"):
     """The list has no such page."""
 
-    error = "page_out_of_range"
 
-
-class NotAuthorised(ApiError):
+class NotAuthorised(ApiError, status=401, error="not_authorised"):
     """RabbitMQ: 401 also for a missing tag or permission."""
 
-    status = 401
-    error = "not_authorised"
 
-
-class LoginFailed(NotAuthorised):
+class LoginFailed(NotAuthorised, error="not_authorized"):
     """Name or password are missing or wrong. RabbitMQ: another word than for a missing permission."""
-
-    error = "not_authorized"
 
     def __init__(self) -> None:
         super().__init__("Login failed", {"WWW-Authenticate": 'Basic realm="RabbitMQ Management"'})
 
 
-class Forbidden(ApiError):
-    status = 403
-    error = "forbidden"
+class Forbidden(ApiError, status=403, error="forbidden"):
+    """The request may come from a page of another site."""
 
 
-class ResourceNotFound(ApiError):
+class ResourceNotFound(ApiError, status=404, error="Object Not Found"):
     """A 404. Its body always has `text` as the reason; the actual reason is in `detail`."""
 
-    status = 404
-    error = "Object Not Found"
     text: Final = "Not Found"
 
 
-class MethodNotAllowed(ApiError):
-    status = 405
-    error = "Method Not Allowed"
+class MethodNotAllowed(ApiError, status=405, error="Method Not Allowed"):
+    """The path does not have this method."""
 
 
-class TooLate(ApiError):
+class TooLate(ApiError, status=408, error="request_timeout"):
     """The body did not arrive in time."""
 
-    status = 408
-    error = "request_timeout"
+
+class ResourceExists(ApiError, status=412, error="precondition_failed"):
+    """A precondition of the request does not hold."""
 
 
-class ResourceExists(ApiError):
-    status = 412
-    error = "precondition_failed"
+class TooLarge(ApiError, status=413, error="payload_too_large"):
+    """The body is too large."""
 
 
-class TooLarge(ApiError):
-    status = 413
-    error = "payload_too_large"
+class NotJson(ApiError, status=415, error="unsupported_media_type"):
+    """The body is not JSON."""
 
 
-class NotJson(ApiError):
-    status = 415
-    error = "unsupported_media_type"
+class LineTooLong(ApiError, status=431, error="request_header_fields_too_large"):
+    """The path or a header is too long."""
 
 
-class LineTooLong(ApiError):
-    status = 431
-    error = "request_header_fields_too_large"
+class Unavailable(ApiError, status=503, error="service_unavailable"):
+    """The broker cannot do this now."""
 
 
-class Unavailable(ApiError):
-    status = 503
-    error = "service_unavailable"
-
-
-class AppIsStopped(Unavailable):
+class AppIsStopped(Unavailable, error="app_stopped"):
     """AMQP was stopped by `amqpctl stop_app`, and the request needs it."""
-
-    error = "app_stopped"
 
 
 class Principal(NamedTuple):
@@ -338,10 +319,7 @@ class ApiRequest:
         allowed = self.may_see(name) if self.method == "GET" else self.may_enter(name)
         if not allowed and not (self.caller.has(Role.MONITORING) and name not in self.broker.vhosts):
             raise NotAuthorised("User not authorised to access virtual host")
-        vhost = self.broker.vhosts.get(name)
-        if vhost is None:
-            raise ResourceNotFound(f"vhost '{name}' does not exist")
-        return vhost
+        return self.any_vhost()
 
     def administered_vhost(self) -> VHost:
         """Return the vhost of the path, for its policies, parameters or definitions. Raises: as `vhost`.
@@ -350,9 +328,9 @@ class ApiRequest:
         """
         return self.any_vhost() if self.caller.has(Role.ADMINISTRATOR) else self.vhost()
 
-    def any_vhost(self) -> VHost:
-        """Return the vhost of the path without checking permissions, for administrators. Raises: ResourceNotFound."""
-        name = self.params["vhost"]
+    def any_vhost(self, name: str | None = None) -> VHost:
+        """Return a vhost, by default that of the path, without checking permissions. Raises: ResourceNotFound."""
+        name = self.params["vhost"] if name is None else name
         vhost = self.broker.vhosts.get(name)
         if vhost is None:
             raise ResourceNotFound(f"vhost '{name}' does not exist")
@@ -364,6 +342,18 @@ class ApiRequest:
         queue = vhost.find_queue(self.params[key])
         if queue is None:
             raise ResourceNotFound(f"no queue '{self.params[key]}' in vhost '{vhost.name}'")
+        return queue
+
+    def permitted_queue(self, *kinds: Kind) -> Queue:
+        """Return the queue of the path after checking these permissions and its exclusive owner.
+
+        Raises: as `vhost`; NotAuthorised, ResourceLocked.
+        """
+        vhost, name = self.vhost(), self.params["queue"]
+        for kind in kinds:
+            self.check(vhost.name, kind, "queue", name)
+        queue = self.queue()
+        vhost.check_exclusive(queue, None)
         return queue
 
     def exchange(self, key: str = "exchange") -> Exchange:

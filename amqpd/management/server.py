@@ -33,7 +33,11 @@ from amqpd.broker.audit import REQUEST, AuditedRequest
 from amqpd.broker.consumer import LogNotOpen
 from amqpd.broker.events import ACTOR, CLI, ORIGIN
 from amqpd.broker.queue.log_opener import opening_over
+from amqpd.broker.vhost.limits import InvalidLimits
+from amqpd.broker.vhost.parameters import InvalidParameter
 from amqpd.broker.vhost.pending import DeclarationPending
+from amqpd.broker.vhost.policy_table import InvalidPolicy
+from amqpd.broker.vhost.vhosts import ProtectedVhost
 from amqpd.connection import peer_certificate
 from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
 from amqpd.listeners import UNKNOWN_HOST, is_loopback
@@ -56,8 +60,11 @@ from amqpd.management.request import (
     Forbidden,
     LineTooLong,
     LoginFailed,
+    NoSuchNode,
     NotAuthorised,
+    NotMoved,
     Principal,
+    ResourceExists,
     ResourceNotFound,
     Role,
     Unavailable,
@@ -225,6 +232,8 @@ SHUTDOWN_S: Final = 1.0
 # amqpctl sends this header with commands that RabbitMQ's CLI rejects after stop_app.
 NEEDS_APP: Final = "Amqpd-Needs-App"
 PATH_SHOWN_MAX: Final = 500
+INVALID: Final = (AuthError, CodecError, InvalidLimits, InvalidParameter, InvalidPattern, InvalidPolicy, NoSuchNode)
+"""Errors of a request whose text is the reason of a 400."""
 UNSAFE: Final = frozenset({"POST", "PUT", "DELETE", "PATCH"})
 OPERATOR: Final = Principal(User("amqpctl", ("administrator",)), True)
 
@@ -260,7 +269,7 @@ class AdminServer:
         """
         await self._serve(self._from_unix, unix_socket, None)
         for sock, context in tcp_sockets:
-            await self._serve(self._from_tcp, sock, context)
+            await self._serve(self._answer, sock, context)
         if metrics_socket is not None:
             await self._serve(self._from_prometheus, metrics_socket, None)
         self._http_servers.append(self._inner_server)
@@ -294,9 +303,6 @@ class AdminServer:
         await asyncio.to_thread(self._sessions.wait_saved)
 
     # -- entry functions of the listeners ------------------------------------------------------------------------------
-
-    async def _from_tcp(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self._answer(request)
 
     async def _from_prometheus(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer on the port that serves only metrics."""
@@ -345,18 +351,15 @@ class AdminServer:
             http_server.on_request(request.protocol)
         try:
             reply = await self._reply(request, by, router or self._router)
-        except ApiError as error:
-            if PAGE_HEADER in request.headers:
-                error.headers.pop("WWW-Authenticate", None)
-            reply = _error_reply(error)
-            self._audit_refusal(request, error)
         except Exception as error:
-            translated = _translate(error)
-            if translated is None:
+            refused = error if isinstance(error, ApiError) else _translate(error)
+            if refused is None:
                 log.exception("admin API: a bug in amqpd, please report it: %s %r", request.method, request.raw_path)
-                translated = ApiError("an error of the broker; see its log")
-            reply = _error_reply(translated)
-            self._audit_refusal(request, translated)
+                refused = ApiError("an error of the broker; see its log")
+            if PAGE_HEADER in request.headers:
+                refused.headers.pop("WWW-Authenticate", None)
+            reply = _error_reply(refused)
+            self._audit_refusal(request, refused)
             # aiohttp keeps the exception of a body. Its frames would keep the connection alive.
             error.__traceback__ = None
         if isinstance(reply, web.StreamResponse):
@@ -400,7 +403,7 @@ class AdminServer:
             pairs = parse_qsl(query_text, keep_blank_values=True, max_num_fields=64, errors="strict")
         except ValueError:
             raise BadRequest("the query is not UTF-8, or too long") from None
-        method, query = _method(request), dict(pairs)
+        method, query = "GET" if request.method == "HEAD" else request.method, dict(pairs)
         fields = (method, params, query, request.headers, body, pairs, self._sessions)
         call = ApiRequest(self._broker, self._server, self._rates, caller, *fields)
         call.part = by.part
@@ -563,10 +566,6 @@ def _is_own_peer(request: web.BaseRequest) -> bool:
 # -- request -----------------------------------------------------------------------------------------------------------
 
 
-def _method(request: web.BaseRequest) -> str:
-    return "GET" if request.method == "HEAD" else request.method
-
-
 def _check_origin(request: web.BaseRequest) -> None:
     """Reject changes from another site's page, as far as the browser reports the origin. Raises: Forbidden."""
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
@@ -600,7 +599,11 @@ def _translate(error: Exception) -> ApiError | None:
         return BadRequest(error.text)
     if isinstance(error, NoSuchUser | NoSuchVhost):
         return ResourceNotFound(str(error))
-    if isinstance(error, AuthError | InvalidPattern | CodecError):
+    if isinstance(error, ProtectedVhost):
+        return ResourceExists(str(error))
+    if isinstance(error, NotMoved):
+        return Unavailable(str(error))
+    if isinstance(error, INVALID):
         return BadRequest(str(error))
     if isinstance(error, UnicodeEncodeError):
         return BadRequest("a text in the request is not UTF-8")

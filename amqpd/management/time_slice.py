@@ -14,7 +14,7 @@ SLICE_S: Final = 0.003
 
 
 class TimeSlice:
-    """The current slice of a long loop: `if slice.expired: await slice.yield_loop()`."""
+    """The current slice of a long loop, which calls `await slices.yield_if_due()` for each item."""
 
     def __init__(self) -> None:
         self._until = time.perf_counter() + SLICE_S
@@ -23,6 +23,11 @@ class TimeSlice:
     def expired(self) -> bool:
         """Return whether the slice is over. Cost: 0.1 us."""
         return time.perf_counter() >= self._until
+
+    async def yield_if_due(self) -> None:
+        """Run the event loop once if the slice is over. Anything may have changed then. Cost: 0.2 us."""
+        if time.perf_counter() >= self._until:
+            await self.yield_loop()
 
     async def yield_loop(self) -> None:
         """Run the event loop once and start a new slice. Anything may have changed meanwhile."""
@@ -41,5 +46,4 @@ async def free_in_slices(value: object) -> None:
         if isinstance(each, list):
             while each:
                 del each[-1000:]
-                if slices.expired:
-                    await slices.yield_loop()
+                await slices.yield_if_due()

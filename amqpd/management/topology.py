@@ -97,15 +97,13 @@ class Topology:
             for exchange in list(vhost.exchanges.values()):
                 if part in exchange.name.lower() and (part or self._is_used(vhost, exchange)):
                     exchanges.add(self._rate(exchange), len(exchange.bindings), exchange, vhost)
-                if self._slices.expired:
-                    await self._slices.yield_loop()
+                await self._slices.yield_if_due()
             for queue in list(vhost.queues.values()):
                 if part in queue.name.lower():
                     if queue.opening is not None:
                         await opened(queue)
                     queues.add(self._rate(queue), queue_lengths(queue)[0], queue, vhost)
-                if self._slices.expired:
-                    await self._slices.yield_loop()
+                await self._slices.yield_if_due()
         for exchange, vhost in exchanges.first(max(count // 4, count - queues.seen_count)):
             self.exchanges[exchange] = vhost
         for queue, vhost in queues.first(count - len(self.exchanges)):
@@ -128,11 +126,11 @@ class Topology:
         for thing, vhost in chosen:
             for binding in vhost.bindings_to(thing):
                 self._add(vhost, binding.source, count)
-                await self._yield_if_due()
+                await self._slices.yield_if_due()
         for exchange, vhost in named:
             for binding in list(exchange.bindings.values()):
                 self._add(vhost, binding.destination, count)
-                await self._yield_if_due()
+                await self._slices.yield_if_due()
 
     def _add(self, vhost: VHost, thing: Exchange | Queue, count: int) -> None:
         if len(self.exchanges) + len(self.queues) < count:
@@ -147,10 +145,6 @@ class Topology:
             per_s = self._call.rates.per_s(thing, QUEUE)
             return per_s[_IN] + sum(per_s[_OUT])
         return self._call.rates.per_s(thing, EXCHANGE)[0]
-
-    async def _yield_if_due(self) -> None:
-        if self._slices.expired:
-            await self._slices.yield_loop()
 
     # -- answer --------------------------------------------------------------------------------------------------------
 
@@ -168,18 +162,17 @@ class Topology:
             links += await self._links_to(queue, vhost)
             if queue.consumers:
                 consumers += self._consumers(queue)
-            if self._slices.expired:
-                await self._slices.yield_loop()
+            await self._slices.yield_if_due()
         for exchange, vhost in self.exchanges.items():
             for source in dict.fromkeys(each.source for each in vhost.bindings_to(exchange)):
                 self._bound.setdefault(source, []).append(exchange)
-            await self._yield_if_due()
+            await self._slices.yield_if_due()
         for exchange, vhost in self.exchanges.items():
             links += await self._links_to(exchange, vhost)
             alternate = vhost.exchanges.get(exchange.alternate) if exchange.alternate else None
             if alternate in self._ids:
                 links.append(self._link("alternate", exchange, alternate, 1, [], None, False))
-            await self._yield_if_due()
+            await self._slices.yield_if_due()
         return {
             "totals": self.totals,
             "exchanges": exchanges,
@@ -231,8 +224,7 @@ class Topology:
                 shown = keys.setdefault(binding.source, [])
                 if len(shown) < KEYS_MAX:
                     shown.append(binding.routing_key)
-            if self._slices.expired:
-                await self._slices.yield_loop()
+            await self._slices.yield_if_due()
         is_queue = isinstance(end, Queue)
         in_rate = self._call.rates.per_s(end, QUEUE)[_IN] if isinstance(end, Queue) else self._from_exchanges(end)
         links: list[dict[str, Any]] = []
@@ -310,7 +302,7 @@ class Topology:
                 for sent in channel.publisher.sent:
                     if sent in shown and not channel.closing:
                         found.setdefault(shown[sent], []).append((session.name, session.user.name))
-            await self._yield_if_due()
+            await self._slices.yield_if_due()
         return [item for exchange, names in found.items() for item in self._peers("exchange", exchange, names)]
 
     def _peers(self, key: str, thing: Exchange | Queue, names: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:

@@ -184,11 +184,6 @@ async def get_plain(_call: ApiRequest) -> ApiResponse:
 
 
 _FILES: Final = PageFiles()
-ROUTES: Final = (
-    ApiRoute("GET", "", Role.PUBLIC, partial(get_page, _FILES)),
-    ApiRoute("GET", "assets/{file}", Role.PUBLIC, partial(get_asset, _FILES)),
-    ApiRoute("GET", "plain", Role.PUBLIC, get_plain),
-)
 
 
 PAGE_HEADER: Final = "Amqpd-Page"
@@ -246,7 +241,12 @@ async def delete_session(call: ApiRequest) -> ApiResponse:
 
 
 _PATH: Final = "api/amqpd/session"
-SESSION_ROUTES: Final = (
+
+
+ROUTES: Final = (
+    ApiRoute("GET", "", Role.PUBLIC, partial(get_page, _FILES)),
+    ApiRoute("GET", "assets/{file}", Role.PUBLIC, partial(get_asset, _FILES)),
+    ApiRoute("GET", "plain", Role.PUBLIC, get_plain),
     ApiRoute("POST", _PATH, Role.MANAGEMENT, post_session, quiet=True, login_form=True),
     ApiRoute("GET", _PATH, Role.MANAGEMENT, get_session),
     ApiRoute("DELETE", _PATH, Role.MANAGEMENT, delete_session, quiet=True),

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.auth.internal_backend import NoSuchUser
 from amqpd.auth.passwords import algorithm_of
-from amqpd.broker.vhost.limits import InvalidLimits
 from amqpd.broker.vhost.pending import wait_done
 from amqpd.management.listing import listing, object_reply
 from amqpd.management.overview import check_node_name
@@ -115,10 +114,7 @@ async def put_user(call: ApiRequest) -> ApiResponse:
     if body.get("password") is not None and body.get("password_hash") is not None:
         raise BadRequest("both_password_and_password_hash_are_provided")
     if limits := body.get("limits"):
-        try:
-            call.broker.user_limits.row(name, limits)
-        except InvalidLimits as error:
-            raise BadRequest(str(error)) from None
+        call.broker.user_limits.row(name, limits)
     if "password_hash" in body and body["password_hash"] is not None:
         hashed, given = call.text("password_hash"), body.get("hashing_algorithm")
         # RabbitMQ: with an empty hash no password is accepted
@@ -144,10 +140,7 @@ async def set_user_limits(call: ApiRequest, value: dict[str, Any]) -> None:
     user, user_limits = call.params["user"], call.broker.user_limits
     async with call.broker.auth.change_lock:
         call.broker.auth.user(user)
-        try:
-            await wait_done(partial(user_limits.declare, user, {**user_limits.get(user), **value}))
-        except InvalidLimits as error:
-            raise BadRequest(str(error)) from None
+        await wait_done(partial(user_limits.declare, user, {**user_limits.get(user), **value}))
 
 
 async def put_password(call: ApiRequest) -> ApiResponse:
@@ -187,8 +180,7 @@ async def bulk_delete(call: ApiRequest) -> ApiResponse:
     for name in names:
         with suppress(NoSuchUser):  # deleted meanwhile
             await call.broker.auth.delete_user(name)
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     return NO_CONTENT
 
 
@@ -218,10 +210,7 @@ def _permission(call: ApiRequest) -> PermissionRow:
 
 
 async def put_permission(call: ApiRequest) -> ApiResponse:
-    """Set the permissions of a user in the virtual host.
-
-    Answers 201 for new ones, 204 for changed ones.
-    """
+    """Set the permissions of a user in the virtual host. Answers 201 for new ones, 204 for changed ones."""
     user, vhost = call.params["user"], call.params["vhost"]
     patterns = [call.text(name) for name in ("configure", "write", "read")]
     _check_user_and_vhost(call, user, vhost)
@@ -288,31 +277,6 @@ async def delete_topic_permission(call: ApiRequest) -> ApiResponse:
     return NO_CONTENT
 
 
-ROUTES: Final = (
-    ApiRoute("GET", "api/whoami", Role.MANAGEMENT, whoami),
-    ApiRoute("GET", "api/users", Role.ADMINISTRATOR, get_users),
-    ApiRoute("GET", "api/users/without-permissions", Role.ADMINISTRATOR, get_users_without_permissions),
-    ApiRoute("POST", "api/users/bulk-delete", Role.ADMINISTRATOR, bulk_delete),
-    ApiRoute("GET", "api/users/{user}", Role.ADMINISTRATOR, get_user),
-    ApiRoute("PUT", "api/users/{user}", Role.ADMINISTRATOR, put_user),
-    ApiRoute("DELETE", "api/users/{user}", Role.ADMINISTRATOR, delete_user),
-    ApiRoute("GET", "api/users/{user}/permissions", Role.ADMINISTRATOR, get_permissions),
-    ApiRoute("GET", "api/users/{user}/topic-permissions", Role.ADMINISTRATOR, get_topic_permissions),
-    ApiRoute("GET", "api/permissions", Role.ADMINISTRATOR, get_permissions),
-    ApiRoute("GET", "api/permissions/{vhost}/{user}", Role.ADMINISTRATOR, get_permission),
-    ApiRoute("PUT", "api/permissions/{vhost}/{user}", Role.ADMINISTRATOR, put_permission),
-    ApiRoute("DELETE", "api/permissions/{vhost}/{user}", Role.ADMINISTRATOR, delete_permission),
-    ApiRoute("GET", "api/topic-permissions", Role.ADMINISTRATOR, get_topic_permissions),
-    ApiRoute("GET", "api/topic-permissions/{vhost}/{user}", Role.ADMINISTRATOR, get_topic_permission),
-    ApiRoute("PUT", "api/topic-permissions/{vhost}/{user}", Role.ADMINISTRATOR, put_topic_permission),
-    ApiRoute("DELETE", "api/topic-permissions/{vhost}/{user}", Role.ADMINISTRATOR, delete_topic_permission),
-    ApiRoute("GET", "api/topic-permissions/{vhost}/{user}/{exchange}", Role.ADMINISTRATOR, get_topic_permission),
-    ApiRoute("DELETE", "api/topic-permissions/{vhost}/{user}/{exchange}", Role.ADMINISTRATOR, delete_topic_permission),
-    ApiRoute("PUT", "api/amqpd/users/{user}/password", Role.ADMINISTRATOR, put_password),
-    ApiRoute("PUT", "api/amqpd/users/{user}/tags", Role.ADMINISTRATOR, put_tags),
-)
-
-
 def _counts(count: list[int]) -> dict[str, int]:
     right, wrong = count
     return {"auth_attempts": right + wrong, "auth_attempts_succeeded": right, "auth_attempts_failed": wrong}
@@ -371,7 +335,29 @@ async def track_sources(call: ApiRequest) -> ApiResponse:
 
 _PATH: Final = "api/auth/attempts/{node}"
 
-AUTH_ATTEMPT_ROUTES: Final = (
+
+ROUTES: Final = (
+    ApiRoute("GET", "api/whoami", Role.MANAGEMENT, whoami),
+    ApiRoute("GET", "api/users", Role.ADMINISTRATOR, get_users),
+    ApiRoute("GET", "api/users/without-permissions", Role.ADMINISTRATOR, get_users_without_permissions),
+    ApiRoute("POST", "api/users/bulk-delete", Role.ADMINISTRATOR, bulk_delete),
+    ApiRoute("GET", "api/users/{user}", Role.ADMINISTRATOR, get_user),
+    ApiRoute("PUT", "api/users/{user}", Role.ADMINISTRATOR, put_user),
+    ApiRoute("DELETE", "api/users/{user}", Role.ADMINISTRATOR, delete_user),
+    ApiRoute("GET", "api/users/{user}/permissions", Role.ADMINISTRATOR, get_permissions),
+    ApiRoute("GET", "api/users/{user}/topic-permissions", Role.ADMINISTRATOR, get_topic_permissions),
+    ApiRoute("GET", "api/permissions", Role.ADMINISTRATOR, get_permissions),
+    ApiRoute("GET", "api/permissions/{vhost}/{user}", Role.ADMINISTRATOR, get_permission),
+    ApiRoute("PUT", "api/permissions/{vhost}/{user}", Role.ADMINISTRATOR, put_permission),
+    ApiRoute("DELETE", "api/permissions/{vhost}/{user}", Role.ADMINISTRATOR, delete_permission),
+    ApiRoute("GET", "api/topic-permissions", Role.ADMINISTRATOR, get_topic_permissions),
+    ApiRoute("GET", "api/topic-permissions/{vhost}/{user}", Role.ADMINISTRATOR, get_topic_permission),
+    ApiRoute("PUT", "api/topic-permissions/{vhost}/{user}", Role.ADMINISTRATOR, put_topic_permission),
+    ApiRoute("DELETE", "api/topic-permissions/{vhost}/{user}", Role.ADMINISTRATOR, delete_topic_permission),
+    ApiRoute("GET", "api/topic-permissions/{vhost}/{user}/{exchange}", Role.ADMINISTRATOR, get_topic_permission),
+    ApiRoute("DELETE", "api/topic-permissions/{vhost}/{user}/{exchange}", Role.ADMINISTRATOR, delete_topic_permission),
+    ApiRoute("PUT", "api/amqpd/users/{user}/password", Role.ADMINISTRATOR, put_password),
+    ApiRoute("PUT", "api/amqpd/users/{user}/tags", Role.ADMINISTRATOR, put_tags),
     ApiRoute("GET", _PATH, Role.MONITORING, by_protocol),
     ApiRoute("DELETE", _PATH, Role.ADMINISTRATOR, reset_counters),
     ApiRoute("GET", f"{_PATH}/source", Role.MONITORING, by_source),

@@ -12,9 +12,7 @@ from amqpd.broker.publish.firehose import trace
 from amqpd.broker.queue.log_opener import opened
 from amqpd.broker.queue.types import KINDS
 from amqpd.broker.vhost import limits, vhosts
-from amqpd.broker.vhost.limits import InvalidLimits
 from amqpd.broker.vhost.pending import wait_done
-from amqpd.broker.vhost.vhosts import ProtectedVhost
 from amqpd.channel.channel import channel_counts
 from amqpd.management.listing import listing, object_reply, requested_ranges
 from amqpd.management.request import (
@@ -55,23 +53,18 @@ async def vhost_item(call: ApiRequest, vhost: VHost, slices: TimeSlice) -> dict[
         await opened(queue)
         delayed += queue.delayed_count
         found.add_queue(queue_stats(queue))
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     for connection in list(call.server.connections):
         if connection.session.vhost is vhost:
             found.add_connection(connection_octets(connection))
             for channel in connection.channels.all():
                 if not channel.closing:
                     found.add_channel(channel_counts(channel))
-        if slices.expired:
-            await slices.yield_loop()
+        await slices.yield_if_due()
     shown = split_stats(call.rates.stats_of_counts(vhost, VHOST, found.counts(), requested_ranges(call.query)))
     return {
         "name": vhost.name,
-        "description": vhost.description,
-        "tags": list(vhost.tags),
-        "default_queue_type": vhost.default_queue_type,
-        "protected_from_deletion": vhost.protected,
+        **metadata_item(vhost),
         "metadata": metadata_item(vhost),
         "tracing": vhost.firehose is not None,
         "cluster_state": {call.node: "running"},
@@ -136,10 +129,7 @@ async def put_vhost(call: ApiRequest) -> ApiResponse:
 
 async def delete_vhost(call: ApiRequest) -> ApiResponse:
     """Delete a virtual host with everything in it."""
-    try:
-        await wait_done(partial(vhosts.delete, call.broker.vhosts, call.any_vhost()))
-    except ProtectedVhost as error:
-        raise ResourceExists(str(error)) from None
+    await wait_done(partial(vhosts.delete, call.broker.vhosts, call.any_vhost()))
     return NO_CONTENT
 
 
@@ -172,19 +162,6 @@ async def get_vhost_topic_permissions(call: ApiRequest) -> ApiResponse:
     return await listing(call, rows, topic_item, lambda row: row.user)
 
 
-ROUTES: Final = (
-    ApiRoute("GET", "api/vhosts", Role.MANAGEMENT, get_vhosts),
-    ApiRoute("GET", "api/vhosts/{vhost}", Role.MANAGEMENT, get_vhost),
-    ApiRoute("PUT", "api/vhosts/{vhost}", Role.ADMINISTRATOR, put_vhost),
-    ApiRoute("DELETE", "api/vhosts/{vhost}", Role.ADMINISTRATOR, delete_vhost),
-    ApiRoute("POST", "api/vhosts/{vhost}/deletion/protection", Role.ADMINISTRATOR, protect_vhost),
-    ApiRoute("PUT", "api/vhosts/{vhost}/deletion/protection", Role.ADMINISTRATOR, protect_vhost),
-    ApiRoute("DELETE", "api/vhosts/{vhost}/deletion/protection", Role.ADMINISTRATOR, release_vhost),
-    ApiRoute("GET", "api/vhosts/{vhost}/permissions", Role.ADMINISTRATOR, get_vhost_permissions),
-    ApiRoute("GET", "api/vhosts/{vhost}/topic-permissions", Role.ADMINISTRATOR, get_vhost_topic_permissions),
-)
-
-
 async def get_vhost_limits(call: ApiRequest) -> ApiResponse:
     """List the limits of all virtual hosts that have any."""
     items = [{"vhost": vhost.name, "value": vhost.limits.value} for vhost in call.vhosts() if vhost.limits.value]
@@ -195,10 +172,7 @@ async def put_vhost_limit(call: ApiRequest) -> ApiResponse:
     """Set a limit of the virtual host."""
     vhost = call.any_vhost()
     value = {**vhost.limits.value, call.params["name"]: call.required("value")}
-    try:
-        await wait_done(partial(limits.declare, vhost, limits.PARAMETER, value))
-    except InvalidLimits as error:
-        raise BadRequest(str(error)) from None
+    await wait_done(partial(limits.declare, vhost, limits.PARAMETER, value))
     return NO_CONTENT
 
 
@@ -262,7 +236,17 @@ async def delete_user_limit(call: ApiRequest) -> ApiResponse:
 _VHOST: Final = "api/vhost-limits"
 _USER: Final = "api/user-limits"
 
-LIMIT_ROUTES: Final = (
+
+ROUTES: Final = (
+    ApiRoute("GET", "api/vhosts", Role.MANAGEMENT, get_vhosts),
+    ApiRoute("GET", "api/vhosts/{vhost}", Role.MANAGEMENT, get_vhost),
+    ApiRoute("PUT", "api/vhosts/{vhost}", Role.ADMINISTRATOR, put_vhost),
+    ApiRoute("DELETE", "api/vhosts/{vhost}", Role.ADMINISTRATOR, delete_vhost),
+    ApiRoute("POST", "api/vhosts/{vhost}/deletion/protection", Role.ADMINISTRATOR, protect_vhost),
+    ApiRoute("PUT", "api/vhosts/{vhost}/deletion/protection", Role.ADMINISTRATOR, protect_vhost),
+    ApiRoute("DELETE", "api/vhosts/{vhost}/deletion/protection", Role.ADMINISTRATOR, release_vhost),
+    ApiRoute("GET", "api/vhosts/{vhost}/permissions", Role.ADMINISTRATOR, get_vhost_permissions),
+    ApiRoute("GET", "api/vhosts/{vhost}/topic-permissions", Role.ADMINISTRATOR, get_vhost_topic_permissions),
     ApiRoute("GET", _VHOST, Role.MANAGEMENT, get_vhost_limits),
     ApiRoute("GET", f"{_VHOST}/{{vhost}}", Role.MANAGEMENT, get_vhost_limits),
     ApiRoute("PUT", f"{_VHOST}/{{vhost}}/{{name}}", Role.ADMINISTRATOR, put_vhost_limit),

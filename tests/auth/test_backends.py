@@ -14,7 +14,6 @@ import pytest
 from amqpd.auth.internal_backend import (
     AuthChange,
     AuthenticationRefused,
-    BackendContext,
     InternalBackend,
     InvalidUser,
     NoSuchUser,
@@ -56,8 +55,7 @@ class BackendHarness:
                 PermissionRow("guest", "/", ".*", ".*", ".*"),
             ]
         )
-        context = BackendContext(self.metadata, state, self.vhosts.__contains__)
-        self.backend = InternalBackend(context, clock=lambda: self.now)
+        self.backend = InternalBackend(self.metadata, state, self.vhosts.__contains__, clock=lambda: self.now)
         self.backend.listeners.append(self.changes.append)
 
     def close(self) -> None:
@@ -323,7 +321,7 @@ async def test_bad_hash_is_refused(harness: BackendHarness) -> None:
     with pytest.raises(InvalidUser, match="base64"):
         await harness.backend.add_user("u", password_hash="!")
     with pytest.raises(InvalidUser, match="md5"):
-        await harness.backend.change_password("guest", password_hash="x", hashing_algorithm="md5")
+        await harness.backend.add_user("guest", password_hash="x", hashing_algorithm="md5", replace=True)
 
 
 async def test_missing_user_or_vhost_is_refused(harness: BackendHarness) -> None:
@@ -492,7 +490,7 @@ async def test_unknown_hash_algorithm_is_logged_at_start(
 async def test_first_start_creates_administrator_and_vhost(tmp_path: Path) -> None:
     metadata = SqlMetadataStore("", tmp_path, asyncio.get_running_loop().call_soon_threadsafe)
     state = metadata.open(lambda: initial_rows("boss", "pässword", "first"))
-    backend = InternalBackend(BackendContext(metadata, state, {"first"}.__contains__, {"boss"}))
+    backend = InternalBackend(metadata, state, {"first"}.__contains__, {"boss"})
     with pytest.raises(AuthenticationRefused, match="loopback"):
         await backend.authenticate("boss", "pässword".encode(), False)
     boss = await backend.authenticate("boss", "pässword".encode(), True)

@@ -11,7 +11,7 @@ import pytest
 from fake_kafka import FakeKafka
 from slot_of import META, SETTLED, FakeTopics, Slot, topic_name, until
 
-from amqpd.auth.internal_backend import AuthChange, AuthenticationRefused, BackendContext, InternalBackend
+from amqpd.auth.internal_backend import AuthChange, AuthenticationRefused, InternalBackend
 from amqpd.auth.passwords import ARGON2ID
 from amqpd.cluster import metadata
 from amqpd.cluster.metadata import ClusterMetadata
@@ -276,9 +276,8 @@ class Backend:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.changes: list[AuthChange] = []
-        self.auth = InternalBackend(
-            BackendContext(node.metadata, node.metadata.open(), lambda name: node.state.vhost(name) is not None)
-        )
+        state = node.metadata.open()
+        self.auth = InternalBackend(node.metadata, state, lambda name: node.state.vhost(name) is not None)
         self.auth.listeners.append(self.changes.append)
         node.state.on_row.append(self._changed)
 
