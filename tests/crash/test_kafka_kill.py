@@ -114,10 +114,12 @@ async def kill_cycles(data_dir: Path, cycles: int, seed: int, disk: LoopDisk | N
         await work.drain()
         assert "Traceback" not in broker.stderr, broker.stderr
     finally:
-        await asyncio.to_thread(broker.kill)
-        await load.end_life()
-        await work.end_life()
-        await load.abort()
+        try:
+            await asyncio.to_thread(broker.kill)
+            await load.end_life()
+            await work.end_life()
+        finally:
+            await load.abort()  # else threads of a producer keep the loop from closing
     ends = "kills" if disk is None else "power cuts"
     print(f"\nseed {seed}, {cycles} {ends}: {story.totals}, {work_story.totals}")
     _assert_kept(story, work_story)
