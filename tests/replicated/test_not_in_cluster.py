@@ -82,12 +82,9 @@ def test_policy_keys_are_refused() -> None:
 @pytest.mark.parametrize("handler", [log_files.get_log, log_files.get_log_file, log_files.get_exports])
 async def test_cache_of_a_log_is_not_exported(handler: Any) -> None:
     """Exports and `sql` would take the cache for the log, and find no messages in it."""
-    vhost = SimpleNamespace(name="/", check_exclusive=lambda *_: None)
-    queue = SimpleNamespace(name="q", durable=True, store=SimpleNamespace(local=False))
-    call: Any = SimpleNamespace(
-        vhost=lambda: vhost, queue=lambda: queue, check=lambda *_: None, params={"queue": "q", "file": "queue.json"},
-        query={}, headers={},
-    )  # fmt: skip
+    queue = SimpleNamespace(name="q", vhost_name="/", durable=True, store=SimpleNamespace(local=False))
+    params = {"queue": "q", "file": "queue.json"}
+    call: Any = SimpleNamespace(permitted_queue=lambda _: queue, params=params, query={}, headers={})
     with pytest.raises(ResourceNotFound, match="queue 'q' in vhost '/' is in a cluster: its log is in Kafka"):
         await handler(call)
 
