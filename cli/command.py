@@ -164,6 +164,8 @@ class Context:
 class Command(NamedTuple):
     """One row of the table of commands. Its usage says how many operands it needs, and which options it has.
 
+    In a usage `<name>` is an operand, `[...]` may be missing, `...` is any number, `--name <value>` is an option.
+
     Attributes:
         usage_text: the usage text after the command's name; None: the operands of `details`, and --timeout
         details: (operand or option, meaning)

@@ -108,6 +108,8 @@ def tool_of(words: Sequence[str]) -> tuple[str, list[str]]:
     return program, arguments
 
 
+_SECRETS: Final = ("<password>", "<passphrase>", "<expression>")
+"""Operands that may be or contain a password, as usages name them."""
 _CREDENTIALS: Final = re.compile(r"(?:(://)\S*|(?<![^\s=])[^\s=/:]+:(?!//)\S*)@")
 """User and password of a URL, also if it lacks its scheme, or if the password has a character that it must not have."""
 
@@ -239,7 +241,7 @@ def _shown(failure: Failure, err: TextIO) -> str:
 
 def _without_passwords(arguments: Sequence[str], command: Command) -> str:
     """Return the command line without passwords, to be shown or logged."""
-    if "<password>" in command.usage:
+    if any(word in command.usage for word in _SECRETS):
         return f"{command.name} ..."
     return _CREDENTIALS.sub(r"\1***@", " ".join(arguments))
 

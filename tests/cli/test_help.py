@@ -188,9 +188,11 @@ def test_credentials_are_not_printed(ctl: Ctl) -> None:
         result = ctl("export", "--queue", "q", "--to", "x", "--schema-registry", url)
         assert result.code == 64
         assert "s3cret" not in result.err and f"--schema-registry {shown}\n" in result.err
-    for command in ("add_user", "change_password", "authenticate_user"):
+    for command in ("add_user", "change_password", "authenticate_user", "decode", "encode"):
         result = ctl(command, "alice", "s3cret", "x")
         assert (result.code, "s3cret" in result.err) == (64, False)
+    result = ctl("eval", 'rabbit_access_control:check_user_pass_login(list_to_binary("a"), "s3cret").', "x")
+    assert (result.code, "s3cret" in result.err) == (64, False)
 
 
 def test_start_does_not_import_slow_modules() -> None:
