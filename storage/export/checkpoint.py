@@ -102,7 +102,7 @@ class ExportLedger(Protocol):
 
     @property
     def is_first(self) -> bool:
-        """Return whether no batch is committed, at the last look."""
+        """Return whether no rows are committed, at the last look: the target may have rows of another export only."""
 
     def attempt(self) -> Path:
         """Return a new directory for staged files."""
@@ -281,7 +281,7 @@ class ExportCheckpoint:
 
     @property
     def is_first(self) -> bool:
-        return self.state.batch == 0
+        return self.state.rows == 0
 
     def begin(self, position: dict[str, dict[str, Any]]) -> Progress:
         self.state.next = Progress(self.state.batch + 1, position)
@@ -340,11 +340,11 @@ def create_once(path: Path, data: bytes) -> bool:
         the temporary file, whose name begins with a dot.
     """
     temporary = path.with_name(f".{secrets.token_hex(8)}")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
     try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         os.link(temporary, path)
     except FileExistsError:
         with suppress(FileNotFoundError):  # it was removed meanwhile

@@ -433,10 +433,10 @@ class ExportJob:
         return ExportCheckpoint(Path(self.options.checkpoint), self.options.identity())
 
     def _prepare(self, ledger: ExportLedger, target: ExportTarget, total: ExportReport) -> None:
-        """Resolve the batch of the last run. Before the first batch, check that the target has no other export."""
+        """Resolve the batch of the last run. Before the first rows, check that the target has no other export."""
         assert isinstance(ledger, ExportCheckpoint)
         self._resolve_last_batch(ledger, target, total)
-        if ledger.state.batch == 0:
+        if ledger.is_first:
             target.check_fresh()
 
     def _require_queue(self) -> None:

@@ -242,7 +242,7 @@ class SharedCheckpoint:
 
     @property
     def is_first(self) -> bool:
-        return self.shared.batch == len(self.shared.claims)
+        return self.shared.rows == 0
 
     def refresh(self) -> SharedState:
         """Read the state."""

@@ -77,8 +77,9 @@ class ExportTarget(ABC):
         return False
 
     def check_fresh(self) -> None:
-        """Check, before a checkpoint's first batch, that the target has no rows of another checkpoint. Raises
-        TargetError.
+        """Check, before a checkpoint's first rows, that the target has no rows of another checkpoint.
+
+        Raises: TargetError.
         """
         return
 

@@ -367,6 +367,16 @@ def test_first_files_of_a_killed_export_are_completed_by_its_rerun(written, tmp_
     assert len(list((tmp_path / "lake").glob("*.first"))) == 0
 
 
+@pytest.mark.parametrize("job", [ExportJob, SharedExportJob])
+def test_another_export_is_seen_after_batches_without_rows(written, tmp_path, job):
+    wanted = options(written, tmp_path)
+    total = run(replace(wanted, to_offset=500), job=job)[0]  # these messages are acked
+    assert (total.batches, total.rows) == (1, 0)
+    assert run(replace(wanted, checkpoint=str(tmp_path / "late")))[0].rows == 4000
+    with pytest.raises(TargetError, match="of an export with another checkpoint"):
+        run(wanted, job=job)
+
+
 def test_directory_without_hard_links_is_a_target(written, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "Operation not permitted")))
     assert run(options(written, tmp_path))[0].rows == 4000

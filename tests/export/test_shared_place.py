@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from unittest.mock import Mock
 
 import pytest
 
 from amqpd.storage.export import shared_checkpoint
-from amqpd.storage.export.checkpoint import CheckpointError, ExportCheckpoint, lock_checkpoint
+from amqpd.storage.export.checkpoint import CheckpointError, ExportCheckpoint, create_once, lock_checkpoint
 from amqpd.storage.export.claims import StaleOwner
 from amqpd.storage.export.shared_checkpoint import SharedCheckpoint, known_export
 from amqpd.storage.export.shared_place import VERSIONS, SharedDirectory
@@ -85,6 +86,13 @@ def test_link_whose_answer_was_lost_counts(place, monkeypatch):
     assert place.replace(b"b", version)
     assert not place.replace(b"b", version)
     assert place.read()[0] == b"b"
+
+
+def test_full_disk_keeps_no_temporary_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        create_once(tmp_path / "name", b"a")
+    assert not list(tmp_path.iterdir())
 
 
 def test_file_system_without_hard_links_is_refused(place, monkeypatch):
