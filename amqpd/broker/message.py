@@ -324,6 +324,8 @@ class LogMessageFactory:
 
     Invalid properties are left out, as `StreamDeliveryEncoder` does: another program or an earlier version wrote them,
     and one record must not stop its queue. The record keeps them.
+
+    A message with delivery_mode 1 is transient, also if its queue's log keeps such messages as persistent ones.
     """
 
     def __init__(self) -> None:
@@ -335,6 +337,7 @@ class LogMessageFactory:
         self._valid_properties: bytes = _NONE
         self._envelope: MessageRoute | None = None
         self._info: PropertyInfo | None = None
+        self._is_transient = False
         # Cached bytes before a body of this size: header frame and head of the body frame.
         self._size: i64 = -1
         self._start: bytes = _NONE
@@ -359,6 +362,7 @@ class LogMessageFactory:
         properties = self._valid_properties
         envelope = self._envelope
         assert envelope is not None  # set above
+        persistent = record.persistent and not self._is_transient
         body = record.body
         size: i64 = len(body)
         if 0 < size <= FRAME_PAYLOAD_BYTES and len(properties) <= KEPT_PROPERTIES_MAX:
@@ -369,11 +373,11 @@ class LogMessageFactory:
                 self._size = size
             start = self._start
             header_size: i64 = len(start) - 7
-            message = Message(envelope, start, header_size, size, _IN_PARTS, record.persistent, self._info)
+            message = Message(envelope, start, header_size, size, _IN_PARTS, persistent, self._info)
             message.parts = [body]
             message.started = True
         else:
-            message = make_message(envelope, properties, body, record.persistent, self._info)
+            message = make_message(envelope, properties, body, persistent, self._info)
             self._properties = self._valid_properties = _NONE  # large properties are not cached
             self._info = None
         message.logged_ms = record.timestamp_ms
@@ -386,9 +390,11 @@ class LogMessageFactory:
         except CodecError:
             self._info = None
             self._valid_properties = NO_PROPERTIES
+            self._is_transient = False
         else:
             self._info = info if len(properties) > 3 or info.priority > 0 else None
             self._valid_properties = properties
+            self._is_transient = info.delivery_mode == 1
 
     def envelope(self, exchange: bytes, routing_key: bytes) -> MessageRoute:
         """Return the shared `MessageRoute` of this exchange and routing key."""

@@ -230,6 +230,27 @@ class TestRouting:
         room.turns()
         assert room.bodies(dead) == [b"1"]
 
+    @pytest.mark.parametrize("read", ["from memory", "from the log", "after a restart"])
+    def test_copy_of_a_transient_message_in_a_classic_queue_is_transient(self, room, read) -> None:
+        """A quorum queue keeps the message. Its dead letter is no other one when it is read from the log."""
+        room.queue("dead")
+        queue = room.queue("q", x_queue_type="quorum", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        room.publish("q", b"1", persistent=False)
+        if read == "after a restart":
+            room.restart()
+            queue = room.vhost.queues["q"]
+            queue.prepare()
+        entry = queue.get(False)
+        if read == "from the log":
+            entry.message = None
+        queue.reject(entry)
+        room.turns()
+        for expected in (1, 0):
+            dead = room.vhost.queues["dead"]
+            dead.prepare()
+            assert dead.ready_count == expected
+            room.restart()
+
 
 class TestSafety:
     def test_source_keeps_message_until_target_is_synced(self, room) -> None:

@@ -16,6 +16,7 @@ from amqpd.broker.publish.deduplication import (
     ID_BYTES_MAX,
     CacheEntry,
     DeduplicationCache,
+    DuplicateMessage,
     MessageHistory,
     id_of,
 )
@@ -80,6 +81,21 @@ def test_unroutable_message_is_not_cached(room: Room) -> None:
     cache = DeduplicationCache(room.turn, room.timers, 9, 0)
     entry = list(cache.route_once("a", None, ["q"]))[-1]
     assert isinstance(entry, CacheEntry) and not entry.accepts_with([])
+
+
+def test_copy_of_a_transient_message_waits_for_the_sync_of_a_quorum_queue(room: Room) -> None:
+    """The queue keeps the first message over a restart. A copy confirmed before its sync could be lost with it."""
+    cache = DeduplicationCache(room.turn, room.timers, 9, 0)
+    queue = room.queue("q", x_queue_type="quorum")
+    entry = list(cache.route_once("a", None, [queue]))[-1]
+    assert isinstance(entry, CacheEntry) and entry.accepts_with([queue])
+    queue.prepare()
+    assert queue.enqueue(TRANSIENT) and entry.enqueue(TRANSIENT)
+    (copy,) = cache.route_once("a", None, [queue])
+    assert isinstance(copy, DuplicateMessage)
+    room.turn.schedule()
+    room.turns()
+    assert not cache.route_once("a", None, [queue])
 
 
 def test_row_of_an_id_is_deleted_when_an_id_in_memory_pushes_it_out(room: Room) -> None:

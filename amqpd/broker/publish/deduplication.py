@@ -227,14 +227,13 @@ class DeduplicationCache(DeduplicationMemory):
         entry.state = _UNSAFE
         self._insert(entry.id, entry.until_ms)
         waits = False
-        if message.persistent:
-            for target in entry.targets:
-                log = target.log()
-                if log is not None:
-                    waits = True
-                    if log.failed:
-                        self.forget(entry)
-                        return
+        for target in entry.targets:
+            log = target.log() if message.persistent or target.keeps_all else None
+            if log is not None:
+                waits = True
+                if log.failed:
+                    self.forget(entry)
+                    return
         if not waits:
             entry.durable = False
             self._set_known(entry)

@@ -453,7 +453,9 @@ class Republisher(CommitListener):
                 source.on_unloaded(offset)
                 continue
             if rewritten is not None:
-                again = make_message(rewritten.envelope, rewritten.properties, body, record.persistent, rewritten.info)
+                info = rewritten.info
+                persistent = record.persistent and info.delivery_mode != 1  # the log may keep transient ones, too
+                again = make_message(rewritten.envelope, rewritten.properties, body, persistent, info)
                 if not self._enqueue(pending, rewritten, again, targets):
                     self._drop_first()
                     return count, size
