@@ -119,8 +119,9 @@ def collect_offsets(
                     each.committed_offset, each.committed_leader_epoch, metadata, wall_ms, stream_id
                 )
                 old = None if index in codes else replaced.get((topic.name, index))
-                size_bytes += value.size_bytes - (0 if old is None else old.size_bytes)
-                if size_bytes <= 0 or coordinator.offsets.has_room(vhost.id, size_bytes):
+                added = value.size_bytes - (0 if old is None else old.size_bytes)
+                if added <= 0 or coordinator.offsets.has_room(vhost.id, size_bytes + added):
+                    size_bytes += added
                     codes[index] = NONE
                     offsets.append((OffsetKey(vhost.id, request.group_id, topic.name, index), value))
                     queues.append(own.queue)

@@ -582,6 +582,12 @@ def test_a_full_vhost_refuses_new_offsets_and_replaces_known_ones(
             assert client.commit("g", "u", 1) == client.commit("h", "t", 1) == 28
             assert client.commit("g", "t", 4, metadata="longer") == 28
             assert client.fetch("g", "t") == (3, "")
+            partition = {"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}
+            topics = [{"name": name, "partitions": [partition]} for name in "utu"]
+            simple = {"group_id": "g", "generation_id_or_member_epoch": -1, "member_id": ""}
+            answer = client.ask(OffsetCommitRequest, 7, topics=topics, **simple)
+            assert {each.name: each.partitions[0].error_code for each in answer.topics} == {"u": 28, "t": 0}
+            assert client.fetch("g", "t") == (5, "")
             assert client.ask(DeleteGroupsRequest, 2, groups_names=["g"]).results[0].error_code == 0
             assert client.commit("h", "t", 1) == 0
 
