@@ -152,9 +152,14 @@ class Twin(TwinRouting):
         taken = [self.offer(name, message) for name in result.queues]
         for exchange, due_ms in result.waits:
             self.delay(exchange, due_ms, message)
-        stored = message.persistent and bool(result.waits or any(self.queues[name].durable for name in result.queues))
+        stored = (message.persistent and bool(result.waits)) or self.is_stored(result, message)
         self.remember(result, message, all(taken), stored)
         return all(taken)
+
+    def is_stored(self, result: RouteResult, message: TwinMessage) -> bool:
+        """Return whether the message is in a queue that has it after a restart."""
+        queues = [self.queues[name] for name in result.queues]
+        return any(queue.durable and is_kept(queue, message) for queue in queues)
 
     def commit(self, sent: list[tuple[TwinMessage, RouteResult]]) -> bool:
         """Enqueue a transaction; limits are enforced afterwards, by `committed`. Return False if a queue refused a
@@ -401,8 +406,7 @@ class Twin(TwinRouting):
             taken.append(self.offer(name, message))
             if taken[-1]:
                 queue.producers[producer] = (epoch, sequence)
-        stored = message.persistent and any(self.queues[name].durable for name in result.queues)
-        self.remember(result, message, all(taken), stored)
+        self.remember(result, message, all(taken), self.is_stored(result, message))
         return all(taken)
 
     # -- dead letters
