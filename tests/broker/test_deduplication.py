@@ -93,6 +93,7 @@ def test_copy_of_a_transient_message_waits_for_the_sync_of_a_quorum_queue(room: 
     assert queue.enqueue(TRANSIENT) and entry.enqueue(TRANSIENT)
     (copy,) = cache.route_once("a", None, [queue])
     assert isinstance(copy, DuplicateMessage)
+    assert entry.keeps_all and copy.keeps_all, "the confirms of these transient messages wait"
     room.turn.schedule()
     room.turns()
     assert not cache.route_once("a", None, [queue])

@@ -105,6 +105,7 @@ class CacheEntry(Destination):
     def accepts_with(self, targets: list[Destination]) -> bool:
         """Return False for a message without queues: its id is not stored."""
         self.targets = targets
+        self.keeps_all = any([target.keeps_all for target in targets])  # noqa: C419  # compiled, a list is faster
         return len(targets) > 0
 
     def log(self) -> QueueLog | None:
@@ -148,6 +149,7 @@ class DuplicateMessage(Destination):
         super().__init__()
         self.is_queue = False
         self.durable = True
+        self.keeps_all = True  # the first message may be safe later than a transient copy
         self._entry = entry
 
     def log(self) -> QueueLog | None:
