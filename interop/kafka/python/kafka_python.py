@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import kafka
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
+from kafka.errors import CommitFailedError
 from steps import Client, Consumer, Record, login, main
 
 
@@ -26,6 +30,12 @@ def settings(address: str) -> dict[str, Any]:
 
 
 class KafkaPythonConsumer(Consumer):
+    """A member polls in a thread of its own.
+
+    kafka-python 3.0.12 joins its group again when the answer to JoinGroup comes between two calls of `poll`. If one
+    thread polled two members by turns, that would happen again and again.
+    """
+
     def __init__(self, address: str, topic: str, group: str) -> None:
         self.consumer = KafkaConsumer(
             **settings(address),
@@ -37,6 +47,10 @@ class KafkaPythonConsumer(Consumer):
             isolation_level="read_committed",
         )
         self.topic, self.partition = topic, TopicPartition(topic, 0)
+        self.taken: SimpleQueue[Sequence[Record]] = SimpleQueue()
+        self.thread = ThreadPoolExecutor(1)
+        self.next_take: Future[None] | None = None
+        self.is_closed = False
 
     def assign(self, offset: int) -> None:
         self.consumer.assign([self.partition])
@@ -49,8 +63,27 @@ class KafkaPythonConsumer(Consumer):
         found = self.consumer.poll(100, 10_000).get(self.partition, [])
         return [Record(each.offset, each.timestamp, each.value, each.key, tuple(each.headers)) for each in found]
 
+    def take(self) -> Sequence[Record]:
+        if self.next_take is None:
+            self.next_take = self.thread.submit(self._take)
+        elif self.next_take.done():
+            self.next_take.result()
+        try:
+            return self.taken.get(timeout=0.1)
+        except Empty:
+            return []
+
+    def _take(self) -> None:
+        """Poll, commit, and do so again until the consumer is closed."""
+        with contextlib.suppress(CommitFailedError):  # the group rebalances: another member gets the records
+            records = super().take()
+            if records:
+                self.taken.put(records)
+        if not self.is_closed:
+            self.next_take = self.thread.submit(self._take)
+
     def partitions(self) -> int:
-        return len(self.consumer.assignment())
+        return len(self.thread.submit(self.consumer.assignment).result())
 
     def commit(self, offset: int) -> None:
         self.consumer.commit({self.partition: OffsetAndMetadata(offset, "", -1)})
@@ -65,6 +98,8 @@ class KafkaPythonConsumer(Consumer):
         return int(self.consumer.end_offsets([self.partition])[self.partition])
 
     def close(self) -> None:
+        self.is_closed = True
+        self.thread.shutdown()
         self.consumer.close()
 
 

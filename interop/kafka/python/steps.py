@@ -69,6 +69,13 @@ class Consumer(ABC):
     def commit(self, offset: int) -> None:
         """Commit this offset, synchronously."""
 
+    def take(self) -> Sequence[Record]:
+        """Return the next records of a member, after their offset is committed, within some 0.1 s."""
+        records = self.poll()
+        if records:
+            self.commit(records[-1].offset + 1)
+        return records
+
     @abstractmethod
     def committed(self) -> int:
         """Return the committed offset."""
@@ -284,10 +291,7 @@ class Steps:
 
     def poll_members(self) -> int:
         for member in self.members:
-            records = member.poll()
-            if records:
-                self.received += records
-                member.commit(records[-1].offset + 1)
+            self.received += member.take()
         return len(self.received)
 
     def wait_for_members(self, count: int) -> None:
