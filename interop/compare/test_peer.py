@@ -78,7 +78,9 @@ def selected_conversations() -> Sequence[Conversation]:
     ]
 
 
+@pytest.mark.on_demand
 def test_conversations_have_the_recorded_answers(peer: Peer) -> None:
+    """RabbitMQ is the same until conversations are recorded again: `make test-peer` runs this, CI does not."""
     found = compare.again(selected_conversations(), peer.address)
     assert len(found) > 300
     assert {name: lines for name, lines in found.items() if lines} == {}
