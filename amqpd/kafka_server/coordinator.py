@@ -334,13 +334,12 @@ class GroupCoordinator:
 
     def _existing(self, offsets: Sequence[NewOffset]) -> list[NewOffset]:
         """Return those of some offsets of a vhost whose partitions were not deleted. Cost: some 0.5 us each."""
+        vhost = topics.vhost_of_id(self.broker.vhosts, offsets[0][0].vhost_id) if offsets else None
+        if vhost is None:
+            return []
         found: dict[str, topics.PartitionedTopic | None] = {}
         existing: list[NewOffset] = []
-        vhosts = {vhost.id: vhost for vhost in self.broker.vhosts.values()}
         for key, value in offsets:
-            vhost = vhosts.get(key.vhost_id)
-            if vhost is None:
-                break
             if key.topic not in found:
                 found[key.topic] = topics.topic_of_name(vhost, key.topic)
             topic = found[key.topic]

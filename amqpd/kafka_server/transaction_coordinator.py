@@ -309,11 +309,9 @@ class TransactionCoordinator:
 
     def queue_of(self, vhost_id: str, each: TransactionPartition) -> Queue | None:
         """Return the stream of a partition; None if it was deleted."""
-        for vhost in self.broker.vhosts.values():
-            if vhost.id == vhost_id:
-                queue = vhost.streams.get(each.queue_id.hex())
-                return None if queue is None or queue.deleted else queue
-        return None
+        vhost = topics.vhost_of_id(self.broker.vhosts, vhost_id)
+        queue = None if vhost is None else vhost.streams.get(each.queue_id.hex())
+        return None if queue is None or queue.deleted else queue
 
     # -- expiry
 
