@@ -42,14 +42,14 @@ class DirectoryRemover:
         self._run_in_worker = run_in_worker
         self._waiting: list[tuple[list[str], Callable[[], None]]] = []
         self._busy = False
-        # Directories that could not be renamed, such as on a full disk.
+        # Directories whose rename failed, such as on a full disk, or is not synced.
         self.not_renamed: set[str] = set()
 
     def rename(self, chain: list[str], done: Callable[[], None]) -> None:
         """Delete the last directory of `chain` by renaming it; call `done` when this is synced.
 
         Errors are only logged, and the path is in `not_renamed`: the tombstone in the metadata then records the
-        deletion, until the caller has renamed the directory.
+        deletion, until the caller has repeated the rename.
         """
         self._waiting.append((chain, done))
         if not self._busy:
@@ -77,7 +77,7 @@ class DirectoryRemover:
     def _rename(self, chains: list[list[str]]) -> None:
         """Rename directories and sync their parents, in the fsync thread."""
         filesystem = self._filesystem
-        changed_parents: dict[str, None] = {}
+        unsynced: dict[str, list[str]] = {}  # parent -> paths whose deletion needs its sync
         for chain in chains:
             path = chain[-1]
             try:
@@ -85,18 +85,19 @@ class DirectoryRemover:
                     filesystem.rename(path, path + DELETED)
                 else:
                     for above, each in pairwise(chain[:-1]):
-                        if filesystem.mkdir(each):
-                            changed_parents[above] = None
+                        if filesystem.mkdir(each) or path in self.not_renamed:
+                            unsynced.setdefault(above, []).append(path)
                     filesystem.mkdir(path + DELETED)
-                changed_parents[chain[-2]] = None
+                unsynced.setdefault(chain[-2], []).append(path)
                 self.not_renamed.discard(path)
             except OSError as error:
                 self.not_renamed.add(path)
                 logger.error("%s cannot be renamed; only the metadata has its deletion: %s", path, error)
-        for above in changed_parents:
+        for above, paths in unsynced.items():
             try:
                 sync_with_retry(filesystem, filesystem.fsync_dir, above)
             except OSError as error:
+                self.not_renamed.update(paths)
                 logger.error("%s cannot be synced; only the metadata has the deletions: %s", above, error)
 
     def remove_content(self, path: str, done: Callable[[], None]) -> None:

@@ -193,17 +193,12 @@ def _write_checkpoints(filesystem: FileSystem, part: SyncPart) -> None:
             filesystem.fsync_dir(path.removesuffix(f"/{LOG_START}"))
 
 
-def run_job(filesystem: FileSystem, job: SyncBatch, root_fd: int) -> None:
-    """Sync the files of a job and mark the parts that failed.
+def sync_parts(filesystem: FileSystem, parts: list[SyncPart], root_fd: int) -> bool:
+    """Sync the files of parts of a job and mark those that failed. Return whether one `syncfs` has synced everything.
 
     Args:
         root_fd: a descriptor on the disk of the data directory.
     """
-    run_parts(filesystem, job.parts, root_fd)
-
-
-def run_parts(filesystem: FileSystem, parts: list[SyncPart], root_fd: int) -> bool:
-    """As `run_job`, for these parts. Return whether one `syncfs` has synced everything."""
     synced_together = syncfs_failed = False
     if sum(len(part.files) for part in parts) >= SYNCFS_FROM or any(part.closed for part in parts):
         try:
@@ -296,7 +291,7 @@ class FsyncThread:
         journal = self.journal
         assert journal is not None
         try:
-            run_job(self._filesystem, job, journal.fd)
+            sync_parts(self._filesystem, job.parts, journal.fd)
         except Exception:
             logger.exception("the background sync failed")
             for part in job.parts:
@@ -315,7 +310,7 @@ class FsyncThread:
         """Make a job safe: by the journal, or by syncs of its files."""
         journal = self.journal
         if journal is None or journal.fd < 0:
-            run_job(self._filesystem, job, self._root_fd)
+            sync_parts(self._filesystem, job.parts, self._root_fd)
             return
         parts = job.parts
         offered = [part for part in parts if part.journal_path]
@@ -329,7 +324,7 @@ class FsyncThread:
         self._fail_like_background(parts)
         parts = [part for part in parts if not part.failed]
         mark = journal.sequence + 1
-        synced_together = run_parts(self._filesystem, parts, self._root_fd)
+        synced_together = sync_parts(self._filesystem, parts, self._root_fd)
         # A descriptor reports an error once, perhaps to the other thread.
         if not synced_together and any(file in self._background_files for part in parts for file in part.files):
             self._background_idle.wait()

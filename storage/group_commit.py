@@ -27,7 +27,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from amqpd.storage.fd_budget import FdBudget
 from amqpd.storage.filesystem import Clock, FileSystem
-from amqpd.storage.fsync_thread import JOURNAL_FROM, AckAges, FsyncThread, run_job
+from amqpd.storage.fsync_thread import JOURNAL_FROM, AckAges, FsyncThread, sync_parts
 from amqpd.storage.journal import Journal
 from amqpd.storage.loop_log import DIRTY_MAX, GroupCommitLog, LogContext
 from amqpd.storage.queue_log import QueueLog
@@ -57,16 +57,19 @@ def write(
     for store in stores:
         store.write()
         store.last_turn = turn
+        if store.write_failed:
+            store.write_failed = False
+            store.is_group_failed = True
         if filesystem.open_file_count > filesystem.open_file_count_max:
             store.close_unsynced_files()
         # needs_commit: a read or a new segment in this turn may have put the append into an earlier group already.
         # If the sync of that group fails, this group must fail too.
-        if not store.is_enqueued and (store.needs_commit or store.write_failed or store.unsynced):
+        if not store.is_enqueued and (store.needs_commit or store.is_group_failed or store.unsynced):
             store.is_enqueued = True
             gathered.append(store)
         size += store.written_bytes
         store.written_bytes = 0
-        if store.needs_commit or store.write_failed:
+        if store.needs_commit or store.is_group_failed:
             store.needs_commit = False
             commit = True
     return size, commit
@@ -128,8 +131,8 @@ def collect(gathered: list[GroupCommitLog], settled_too: bool) -> list[SyncPart]
     for store in gathered:
         part = LogSyncPart(store)
         store.is_enqueued = False
-        part.write_failed = store.write_failed
-        store.write_failed = False
+        part.write_failed = store.is_group_failed
+        store.is_group_failed = False
         store.collect(part, settled_too)
         parts.append(part)
     return parts
@@ -290,7 +293,7 @@ class GroupCommit:
     def write_overdue_acks(self) -> None:
         """Write settled offsets if the tick is overdue. `LoopTurn` calls it between two reads of one turn.
 
-        Cost: 0.1 us; after SETTLE_DELAY_S a write for each log with settled offsets.
+        Cost: 0.1 us; after ACK_DELAY_S a write for each log with settled offsets.
         """
         context = self._context
         if self._later is None or not (context.dirty or context.late or self._ticking):
@@ -590,15 +593,15 @@ class GroupCommit:
         """Sync everything that `stores` have written, as one group. For a clean stop, after `stop`. Blocks.
 
         Args:
-            root_fd: see `run_job`.
+            root_fd: see `sync_parts`.
         """
         self._context.dirty.clear()
         job = SyncBatch(self.generation)
         self.generation += 1
         for store in stores:
-            if store.unsynced or store.write_failed or store.is_journaled:
+            if store.unsynced or store.write_failed or store.is_group_failed or store.is_journaled:
                 part = LogSyncPart(store)
-                part.write_failed = store.write_failed
+                part.write_failed = store.write_failed or store.is_group_failed
                 store.collect(part)
                 store.collect_background(part)
                 store.is_journaled = False
@@ -608,7 +611,7 @@ class GroupCommit:
         self._journaled.clear()
         job.size_bytes = self.unsynced_bytes
         self._job = job
-        run_job(self._filesystem, job, root_fd)
+        sync_parts(self._filesystem, job.parts, root_fd)
         journal = self._journal
         if journal is not None and True in [part.failed for part in job.parts]:
             journal.stop()

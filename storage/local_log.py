@@ -50,7 +50,7 @@ _INDEX_TICKS: Final[i64] = 20
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LogKeeper:
-    """Opens and removes the logs of a data directory. `Storage` implements it."""
+    """Opens and removes the logs of a data directory. `Storage` implements it; its module imports this one."""
 
     def recover(self, store: LocalLog) -> None:
         """Recover the log from the disk. Raises: OSError; UnknownFormat; DamagedLog."""

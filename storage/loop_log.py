@@ -48,7 +48,8 @@ class GroupCommitLog(QueueLog):
         is_enqueued: the log waits for the next sync job.
         is_journaled: some of its data is only in the journal.
         needs_commit: since it was last gathered, something was appended for which a confirm waits.
-        write_failed: an append could not be written.
+        write_failed: an append of the running turn could not be written, perhaps by a read.
+        is_group_failed: an append of an ended turn could not be written; the next group that is submitted fails.
         written_bytes: since `group_commit.write` last reset it.
         last_turn: the last turn that wrote it.
         dirty, deferred: the log is in `LogContext.dirty` or `late`.
@@ -64,6 +65,7 @@ class GroupCommitLog(QueueLog):
         self.is_journaled: bool = False
         self.needs_commit: bool = False
         self.write_failed: bool = False
+        self.is_group_failed: bool = False
         self.written_bytes: i64 = 0
         self.last_turn: i64 = 0
         self.returned: dict[int, int] = _NONE_RETURNED  # of live messages: offset -> packed count, due time

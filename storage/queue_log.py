@@ -271,6 +271,7 @@ class QueueLog:
         record_count, size_bytes: live messages, and the bytes of their bodies.
         next_offset: the log end offset.
         failed: the log accepts no more appends.
+        unwritten_end: the offset after the last one that could not be written.
         deleted: the queue was deleted; the log must not be used.
         transaction_bytes_max: limit for the records of one transaction; -1 for none.
         lost: ranges of offsets that damage made unreadable.
@@ -287,6 +288,7 @@ class QueueLog:
         self.record_count: i64 = 0
         self.size_bytes: i64 = 0
         self.failed: bool = False
+        self.unwritten_end: i64 = 0
         self.deleted: bool = False
         self.transaction_bytes_max: i64 = -1
         self.lost: list[tuple[int, int]] = _NO_RANGES
@@ -449,6 +451,7 @@ class QueueLog:
 
     def on_not_written(self, first: i64, last: i64) -> None:
         """Record that these offsets are a gap. For subclasses, which call `on_high_watermark` next."""
+        self.unwritten_end = last + 1
         if self._producers is not None:
             self._producers.undo_from(first)
         safety = self._safety

@@ -394,9 +394,8 @@ class Storage(LogKeeper):
         """
         queue_id = queue_id or secrets.token_hex(16)
         log = self._queue_log(vhost_id, queue_id, name, vhost_name, auto_delete, arguments)
-        store = LocalLog(self.context, log, vhost_id, queue_id, name, self, True)
+        store = self._add(LocalLog(self.context, log, vhost_id, queue_id, name, self, True))
         self.set_policy(store, policy)
-        self._stores[store] = None
         return queue_id, store
 
     def open_queue(
@@ -411,10 +410,8 @@ class Storage(LogKeeper):
     ) -> LocalLog:
         """Return the log of an existing queue. Reads nothing: the first use, or `recover`, recovers it."""
         log = self._queue_log(vhost_id, queue_id, name, vhost_name, auto_delete, arguments)
-        store = LocalLog(self.context, log, vhost_id, queue_id, name, self, False)
+        store = self._add(LocalLog(self.context, log, vhost_id, queue_id, name, self, False))
         self.set_policy(store, policy)
-        self._stores[store] = None
-        self._recovery_queue.register(store)
         return store
 
     def open_system_queue(
@@ -423,10 +420,7 @@ class Storage(LogKeeper):
         """Return the log of a system queue, in a directory beside `vhosts`. Otherwise like `open_queue`."""
         description = partial(describe, name, vhost_name, False, arguments, queue_id)
         log = self._log([self.data_dir, f"{self.data_dir}/{directory}"], description)
-        store = LocalLog(self.context, log, "", queue_id, name, self, False)
-        self._stores[store] = None
-        self._recovery_queue.register(store)
-        return store
+        return self._add(LocalLog(self.context, log, "", queue_id, name, self, False))
 
     def recover_all(self) -> None:
         """Recover every open log now. Raises: OSError; UnknownFormat; DamagedLog (strict only)."""
@@ -442,9 +436,8 @@ class Storage(LogKeeper):
         queue_id = secrets.token_hex(16)
         root = f"{self.data_dir}/{SPILL}"
         log = self._log([root, f"{root}/{queue_id}"], partial(describe, name, "", False, b"", queue_id), durable=False)
-        store = LocalLog(self.context, log, "", queue_id, name, self, True)
+        store = self._add(LocalLog(self.context, log, "", queue_id, name, self, True))
         store.next_offset = first_offset
-        self._stores[store] = None
         return store
 
     # -- logs that do not belong to a queue
@@ -458,15 +451,17 @@ class Storage(LogKeeper):
 
     def open_log(self, chain: list[str], name: str, vhost_name: str, vhost_id: str) -> LocalLog:
         """Return the existing log of `create_log`. Reads nothing, like `open_queue`."""
-        store = self._log_at(chain, name, vhost_name, vhost_id, False)
-        self._recovery_queue.register(store)
-        return store
+        return self._log_at(chain, name, vhost_name, vhost_id, False)
 
     def _log_at(self, chain: list[str], name: str, vhost_name: str, vhost_id: str, ready: bool) -> LocalLog:
         log_id = os.path.basename(chain[-1])
         log = self._log(chain, partial(describe, name, vhost_name, False, b"", log_id))
-        store = LocalLog(self.context, log, vhost_id, log_id, name, self, ready)
+        return self._add(LocalLog(self.context, log, vhost_id, log_id, name, self, ready))
+
+    def _add(self, store: LocalLog) -> LocalLog:
         self._stores[store] = None
+        if not store.ready:
+            self._recovery_queue.register(store)
         return store
 
     def retire_directory(self, chain: list[str], stores: Sequence[QueueLog], done: Callable[[], None]) -> None:
@@ -501,11 +496,6 @@ class Storage(LogKeeper):
     def require_transaction_format(self) -> None:
         """Raise the format version before the first transaction of a Kafka producer. Raises: OSError."""
         self._data_directory.raise_format(FORMAT_WITH_TRANSACTIONS)
-
-    @property
-    def was_unclean(self) -> bool:
-        """True if the previous process did not stop cleanly: a kill or a power cut."""
-        return self._data_directory.was_unclean
 
     def set_policy(self, store: LocalLog, policy: RetentionPolicy | None) -> None:
         """Set the retention policy of a log; the next `maintain` applies it. None: settled messages are removed."""

@@ -380,6 +380,18 @@ class AckSet:
             low += 1
 
 
+def encode_offsets(offsets: AckSet) -> list[bytes]:
+    """Return the entries that settle these offsets: one for each range, or for each 128 offsets of a set of bits."""
+    if offsets.range_count() >= 0:
+        return [encode_entry(SETTLED, first, last, 0) for first, last in offsets.ranges()]
+    parts: list[bytes] = []
+    for start in range(offsets.base, offsets.highest + 1, 128):
+        low, high = offsets.words(start)
+        if low or high:
+            parts.append(encode_entry(BITS, start, low, high))
+    return parts
+
+
 Entry = tuple[int, int, int, int]
 """(kind, a, b, c) of an entry."""
 

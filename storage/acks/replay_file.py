@@ -28,13 +28,7 @@ def encode_rewind(taken: Mapping[int, AckSet], body_bytes: Mapping[int, int], ep
     """
     parts: list[bytes] = []
     for base, offsets in taken.items():
-        if offsets.range_count() >= 0:
-            parts += [encode_entry(ack_set.SETTLED, first, last, 0) for first, last in offsets.ranges()]
-        else:
-            for start in range(base, offsets.highest + 1, 128):
-                low, high = offsets.words(start)
-                if low or high:
-                    parts.append(encode_entry(ack_set.BITS, start, low, high))
+        parts += ack_set.encode_offsets(offsets)
         parts.append(encode_entry(ack_set.BYTES, body_bytes[base], base, 0))
     parts.append(encode_entry(ack_set.TOTALS, len(parts), epoch, 0))
     return b"".join(parts)

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -247,13 +246,16 @@ class ExportHold:
         filesystem.safe_directories.update(self._chain[:-1])
 
     def clear(self, name: str) -> bool:
-        """Remove an exporter and its file, synced. Return False if it is unknown. Raises: OSError."""
-        if self.exported.pop(name, None) is None:
+        """Remove an exporter and its file, synced. Return False if it is unknown.
+
+        Raises: OSError; then it stays, and the call can be repeated.
+        """
+        if name not in self.exported:
             return False
-        path = f"{self._directory}/{file_name(name)}"
-        if self._filesystem.exists(path):
-            self._filesystem.unlink(path)
+        if self._filesystem.exists(self._directory):
+            self._filesystem.unlink(f"{self._directory}/{file_name(name)}")
             self._filesystem.fsync_dir(self._directory)
+        del self.exported[name]
         return True
 
     def commit(self, name: str, offset: int) -> bool:
@@ -287,7 +289,7 @@ class ExportHold:
         Cost: a step per segment.
         """
         committed = min(self.exported.values(), default=1 << 62)
-        kept = [each for each in self._drained(segments) if each.end > committed and each.base > self._given_up]
+        kept = [each for each in segments if _is_drained(each) and each.end > committed and each.base > self._given_up]
         size = sum(each.size for each in kept)
         while size > self.limit_bytes:
             oldest = kept.pop(0)
@@ -304,12 +306,6 @@ class ExportHold:
             )  # fmt: skip
         self.kept_bytes = size
         return {each.base for each in kept}
-
-    @staticmethod
-    def _drained(segments: list[Segment]) -> Iterator[Segment]:
-        return (
-            each for each in segments if each.sealed and each.live == 0 and not each.is_removed and not each.removing
-        )
 
 
 def find_hold(filesystem: FileSystem, directory: str) -> bool:

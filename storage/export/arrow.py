@@ -3,8 +3,8 @@
 `Decoder` builds the columns. Each column is a `take` from one Arrow array over the bytes of the log, whose offsets
 are the field borders from decode.py. No Python object is made per record; the cost is one copy of each field, in
 C++. A text that is not UTF-8 (AMQP does not require it) gets replacement characters; the raw columns have the
-original bytes. `Decoder.scalar` builds the same batch record by record. It serves batches of other programs, whose
-headers have another order, and tests compare the two.
+original bytes. Batches of other programs, whose headers have another order, are read record by record; `Decoder.rows`
+makes borders of these records.
 
 `PartReader` reads one part. If the log differs from the plan:
 
@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from librt.strings import write_i32_le, write_i64_le
 
 from amqpd.protocol import properties as p
-from amqpd.storage.export.columns import PROPERTIES
+from amqpd.storage.export.columns import COLUMNS, PROPERTIES
 from amqpd.storage.export.decode import (
     BAD,
     DONE,
@@ -58,39 +59,24 @@ _BORDERS: Final = 8
 _PROPERTIES_INDEX: Final = 6
 _FIELD_BORDERS: Final = 26
 _HEADERS_INDEX: Final = 4
-# Field -> (its index among the borders of a row, its flag).
-_FIELD_INDEX: Final = {
-    "content_type": (0, p.CONTENT_TYPE),
-    "content_encoding": (2, p.CONTENT_ENCODING),
-    "delivery_mode": (6, p.DELIVERY_MODE),
-    "priority": (8, p.PRIORITY),
-    "correlation_id": (10, p.CORRELATION_ID),
-    "reply_to": (12, p.REPLY_TO),
-    "expiration": (14, p.EXPIRATION),
-    "message_id": (16, p.MESSAGE_ID),
-    "timestamp": (18, p.TIMESTAMP),
-    "type": (20, p.TYPE),
-    "user_id": (22, p.USER_ID),
-    "app_id": (24, p.APP_ID),
-}
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-STRUCT: Final = pa.struct(
-    [(name, {"string": pa.string(), "int": pa.int32(), "timestamp": TIMESTAMP}[kind]) for name, kind in PROPERTIES]
-)
+_KINDS: Final = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "timestamp": TIMESTAMP,
+}
+STRUCT: Final = pa.struct([(name, _KINDS[kind]) for name, kind in PROPERTIES])
 MAP: Final = pa.map_(pa.string(), pa.string())
 TYPES: Final = {
-    "value": pa.binary(),
-    "vhost": pa.string(),
-    "queue": pa.string(),
-    "offset": pa.int64(),
-    "timestamp": TIMESTAMP,
-    "exchange": pa.string(),
-    "routing_key": pa.string(),
-    "properties": STRUCT,
-    "headers": MAP,
-    "raw_properties": pa.binary(),
-    "raw_headers": pa.binary(),
+    name: {"properties": STRUCT, "headers": MAP}.get(name) or _KINDS[kind] for name, kind in COLUMNS.items()
 }
+_NAMES: Final = [name for name, _ in PROPERTIES]
+_NAMES.insert(_HEADERS_INDEX // 2, "headers")
+# Field -> (its index among the borders of a row, its flag). Flags and borders have the same order.
+_FIELD_INDEX: Final = {name: (2 * place, p.CONTENT_TYPE >> place) for place, name in enumerate(_NAMES)}
+_IN_PROPERTIES: Final = frozenset({"properties", "headers", "raw_headers"})
 # With more distinct values than one in so many rows, decoding each row is cheaper than finding equal ones.
 _DISTINCT_SHARE: Final = 4
 
@@ -109,90 +95,72 @@ class Decoder:
         self.schema = schema if schema is not None else pa.schema([(name, TYPES[name]) for name in names])
         self._constants = {"vhost": vhost, "queue": queue}
         self._repeated: dict[str, Any] = {}
-        self._tables = _HeaderTables()
+        self._repeats_tables = True
 
     def batch(self, data: bytes, found: FieldOffsets) -> Any:
         """Return the rows of `found`, whose borders refer to `data`, as a pyarrow.RecordBatch."""
-        rows = found.rows
         borders = found.borders.getvalue()
-        fields = _Overlay(data, borders, rows, _BORDERS)
+        fields = _Overlay(data, borders, found.rows, _BORDERS)
         properties: _Properties | None = None
-        if not self._NEEDS_FIELDS.isdisjoint(self.names):
-            properties = _Properties(data, borders, _PROPERTIES_INDEX, _BORDERS, rows)
-        made: dict[str, Any] = {}
-        for name in self.names:
-            if name == "value":
-                column = fields.take(2)
-            elif name == "offset":
-                column = _plain(pa.int64(), found.offsets.getvalue(), rows)
-            elif name == "timestamp":
-                column = _plain(TIMESTAMP, found.timestamps.getvalue(), rows)
-            elif name == "exchange":
-                column = as_text(fields.take(4))
-            elif name == "routing_key":
-                column = as_text(fields.take(0))
-            elif name == "raw_properties":
-                column = fields.take(_PROPERTIES_INDEX)
-            elif properties is None:
-                column = self._constant(name, rows)
-            else:
-                column = self._property_column(name, properties, rows)
-            made[name] = column
-        return self._record_batch(made)
+        if not _IN_PROPERTIES.isdisjoint(self.names):
+            properties = _Properties(data, borders, _PROPERTIES_INDEX, _BORDERS, found.rows)
+        columns = []
+        for name, field in zip(self.names, self.schema, strict=True):
+            column = self._column(name, found, fields, properties)
+            columns.append(column if column.type.equals(field.type) else column.cast(field.type))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    _NEEDS_FIELDS = frozenset({"properties", "headers", "raw_headers"})
-
-    def _property_column(self, name: str, properties: _Properties, rows: int) -> Any:
-        if name == "raw_headers":
-            return properties.raw_headers()
-        if name == "headers":
-            return self._tables.map_of(properties)
+    def _column(self, name: str, found: FieldOffsets, fields: _Overlay, properties: _Properties | None) -> Any:
+        match name:
+            case "value":
+                return fields.take(2)
+            case "offset":
+                return _plain(pa.int64(), found.offsets.getvalue(), found.rows)
+            case "timestamp":
+                return _plain(TIMESTAMP, found.timestamps.getvalue(), found.rows)
+            case "exchange":
+                return as_text(fields.take(4))
+            case "routing_key":
+                return as_text(fields.take(0))
+            case "raw_properties":
+                return fields.take(_PROPERTIES_INDEX)
+            case "vhost" | "queue":
+                return self._constant(name, found.rows)
+        assert properties is not None
         if name == "properties":
             return properties.struct()
-        return self._constant(name, rows)
+        return self._headers(properties) if name == "headers" else properties.raw_headers()
 
-    def scalar(self, records: Sequence[Record]) -> Any:
-        """Return the same batch from records that were read one by one."""
-        raw = pa.array([record.properties for record in records], pa.binary())
-        properties = _Properties(*_buffers(raw), 0, 1, len(raw))
-        decoded = [_decoded(record.properties) for record in records]
-        made: dict[str, Any] = {}
-        for name in self.names:
-            if name == "value":
-                column = pa.array([record.body for record in records], pa.binary())
-            elif name == "offset":
-                column = pa.array([record.offset for record in records], pa.int64())
-            elif name == "timestamp":
-                column = pa.array([record.timestamp_ms * 1000 for record in records], pa.int64()).cast(TIMESTAMP)
-            elif name == "exchange":
-                column = pa.array([record.exchange.decode("utf-8", "replace") for record in records], pa.string())
-            elif name == "routing_key":
-                column = pa.array([record.routing_key.decode("utf-8", "replace") for record in records], pa.string())
-            elif name == "properties":
-                column = pa.array([_struct_value(each) for each in decoded], STRUCT)
-            elif name == "headers":
-                column = headers_map(properties.raw_headers())
-            elif name == "raw_headers":
-                column = properties.raw_headers()
-            elif name == "raw_properties":
-                column = raw
-            else:
-                column = self._constant(name, len(records))
-            made[name] = column
-        return self._record_batch(made)
+    def _headers(self, properties: _Properties) -> Any:
+        """Return the map column. Equal tables of a batch are decoded once, unless most were different in an earlier
+        batch: looking for equal ones has a cost, too.
+        """
+        if self._repeats_tables:
+            encoded = properties.raw_headers().dictionary_encode()
+            if len(encoded.dictionary) * _DISTINCT_SHARE <= len(encoded):
+                return headers_map(encoded.dictionary).take(encoded.indices)
+            self._repeats_tables = False
+        return properties.headers_map()
+
+    def rows(self, records: Sequence[Record]) -> Any:
+        """Return the batch of records that were read one by one. Cost: some microseconds a record."""
+        found = FieldOffsets(0, 0)
+        found.rows = len(records)
+        data = bytearray()
+        for record in records:
+            write_i64_le(found.offsets, record.offset)
+            write_i64_le(found.timestamps, record.timestamp_ms * 1000)
+            for field in (record.routing_key, record.body, record.exchange, record.properties):
+                write_i32_le(found.borders, len(data))
+                data += field
+                write_i32_le(found.borders, len(data))
+        return self.batch(bytes(data), found)
 
     def _constant(self, name: str, rows: int) -> Any:
         column = self._repeated.get(name)
         if column is None or len(column) < rows:
             column = self._repeated[name] = pa.repeat(pa.scalar(self._constants[name], pa.string()), max(rows, 8192))
         return column.slice(0, rows)
-
-    def _record_batch(self, made: dict[str, Any]) -> Any:
-        columns = []
-        for name, field in zip(self.names, self.schema, strict=True):
-            column = made[name]
-            columns.append(column if column.type.equals(field.type) else column.cast(field.type))
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
 class _Overlay:
@@ -274,23 +242,6 @@ class _Properties:
         return pa.Array.from_buffers(column.type, len(column), [self._present(flag), *column.buffers()[1:]])
 
 
-class _HeaderTables:
-    """Map columns of one queue's header tables. Equal tables of a batch are decoded once, unless most were different in
-    an earlier batch: looking for equal ones has a cost, too.
-    """
-
-    def __init__(self) -> None:
-        self._repeat = True
-
-    def map_of(self, properties: _Properties) -> Any:
-        if self._repeat:
-            encoded = properties.raw_headers().dictionary_encode()
-            if len(encoded.dictionary) * _DISTINCT_SHARE <= len(encoded):
-                return headers_map(encoded.dictionary).take(encoded.indices)
-            self._repeat = False
-        return properties.headers_map()
-
-
 def headers_map(raw: Any) -> Any:
     """Return the map column of a column of raw header tables; a row without a table is null."""
     data, offsets = _buffers(raw)
@@ -338,27 +289,6 @@ def _buffers(column: Any) -> tuple[bytes, bytes]:
 
 def _plain(kind: Any, data: bytes, rows: int) -> Any:
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(data)])
-
-
-def _decoded(raw: bytes) -> p.Properties:
-    from amqpd.protocol.field_table import CodecError
-
-    try:
-        return p.decode_properties(raw)
-    except CodecError:
-        return p.Properties()
-
-
-def _struct_value(properties: p.Properties) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for name, kind in PROPERTIES:
-        value = getattr(properties, name)
-        if kind == "timestamp" and value is not None:
-            value = value * 1_000_000 if value <= 253402300799 else None
-        elif isinstance(value, str):
-            value = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        row[name] = value
-    return row
 
 
 logger = logging.getLogger(__name__)
@@ -435,7 +365,7 @@ class PartReader:
             if status == IRREGULAR:
                 records = self._read_records(self._data, found)
                 if records:
-                    yield self._decoder.scalar(records)
+                    yield self._decoder.rows(records)
             elif status == PACKED:
                 yield from self._unpacked()
             elif status == BAD:
@@ -485,7 +415,7 @@ class PartReader:
                 return
             records = self._read_records(data, inner)
             if records:
-                yield self._decoder.scalar(records)
+                yield self._decoder.rows(records)
 
     def _read_with_new_plan(self) -> Iterator[Any]:
         """Plan the rest of the part again and yield it. Messages that were settled in the first plan stay settled."""

@@ -28,11 +28,12 @@ import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 VERSION: Final = 1
 SHARED: Final = "shared"
@@ -80,52 +81,6 @@ class State:
     next: Progress | None = None
 
 
-class ExportLedger(Protocol):
-    """A checkpoint as the job and the targets use it. Methods raise CheckpointError and OSError.
-
-    Attributes:
-        id: Part of the names of the export's files.
-        directory: A local directory for the files of the run.
-        state: The committed state.
-        schema_place: The place of the payload's schema, for people.
-        is_shared: Other processes may complete a batch of this one.
-    """
-
-    is_shared: ClassVar[bool]
-    id: str
-    directory: Path
-    schema_place: str
-
-    @property
-    def state(self) -> State:
-        """Return the committed state, at the last look."""
-
-    @property
-    def is_first(self) -> bool:
-        """Return whether no rows are committed, at the last look: the target may have rows of another export only."""
-
-    def attempt(self) -> Path:
-        """Return a new directory for staged files."""
-
-    def save(self) -> None:
-        """Write the present batch, with its `moves`."""
-
-    def commit(self) -> None:
-        """Count the present batch as done."""
-
-    def exported_offset(self, key: str, queue_id: str) -> int:
-        """Return the offset below which all offsets of a queue are exported."""
-
-    def schema(self) -> str | None:
-        """Return the schema of the column `payload`; None: it is not fixed yet."""
-
-    def fix_schema(self, text: str) -> str:
-        """Fix the schema of the column `payload`. Return the one that counts."""
-
-    def close(self) -> None:
-        """Release locks, and end threads."""
-
-
 @dataclass(frozen=True)
 class KnownExport:
     """An export as its checkpoint describes it at one moment.
@@ -148,18 +103,23 @@ def read_checkpoint(directory: Path) -> KnownExport:
     """
     if not (directory / "export.json").exists():
         raise CheckpointError(f"{directory} is not the checkpoint of an export: give its --checkpoint")
-    what = _json_of(directory / "export.json")
-    _check_version(directory, what)
-    moves: list[list[str]] = []
-    if (directory / "state.json").exists():
-        moves = (_json_of(directory / "state.json")["next"] or {}).get("moves") or []
-    pending = frozenset(final.rpartition("/")[2] for _, final in moves)
-    return KnownExport(str(what["id"]), what, pending)
+    what = _read_what(directory)
+    begun = _read_state(directory).next if (directory / "state.json").exists() else None
+    moves = begun.moves or [] if begun is not None else []
+    return KnownExport(str(what["id"]), what, frozenset(final.rpartition("/")[2] for _, final in moves))
 
 
 def is_shared(directory: Path) -> bool:
     """Return whether a directory is the checkpoint of a shared export."""
     return any((directory / SHARED).glob("*.json"))
+
+
+def checkpoint_kind(directory: Path) -> str:
+    """Return whether a directory is the checkpoint of an "export" or an "import"; "": of neither."""
+    is_locked = (directory / "lock").exists()
+    if (directory / "export.json").exists() or (is_locked and is_shared(directory)):
+        return "export"
+    return "import" if is_locked and (directory / "state.json").exists() else ""
 
 
 def check_identity(place: Path | str, known: dict[str, Any], what: dict[str, Any]) -> None:
@@ -179,18 +139,25 @@ def read_unshared(directory: Path, what: dict[str, Any]) -> tuple[str, State] | 
     """
     if not (directory / "state.json").exists():
         return None
-    known = _json_of(directory / "export.json")
-    _check_version(directory, known)
+    known = _read_what(directory)
     check_identity(directory, known, what)
-    found = _json_of(directory / "state.json")
-    if found.pop("next") is not None:
+    found = _read_state(directory)
+    if found.next is not None:
         raise CheckpointError(f"the last batch of {directory} is not complete: run the export once without --share")
-    return str(known["id"]), State(**found)
+    return str(known["id"]), found
 
 
-def _check_version(directory: Path, known: dict[str, Any]) -> None:
+def _read_what(directory: Path) -> dict[str, Any]:
+    known = _json_of(directory / "export.json")
     if known.get("version") != VERSION:
         raise CheckpointError(f"the checkpoint {directory} was written by another version")
+    return known
+
+
+def _read_state(directory: Path) -> State:
+    found = _json_of(directory / "state.json")
+    begun = found.pop("next")
+    return State(**found, next=None if begun is None else Progress(**begun))
 
 
 def _json_of(path: Path) -> dict[str, Any]:
@@ -203,22 +170,27 @@ def _json_of(path: Path) -> dict[str, Any]:
     return found
 
 
-def lock_checkpoint(directory: Path, user: str) -> int:
+def lock_checkpoint(directory: Path, user: str, wait_s: float = 0.0) -> int:
     """Create the directory if it is missing, and lock it. Return the lock's descriptor.
 
     Args:
         user: `export`, `import` or `compaction`, for the error.
+        wait_s: Limit for the time that another process has the lock.
 
     Raises: CheckpointError if another process has the lock; OSError.
     """
     directory.mkdir(parents=True, exist_ok=True)
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise CheckpointError(f"another {user} uses the checkpoint {directory}") from None
-    return lock
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except OSError:
+            if time.monotonic() >= until:
+                os.close(lock)
+                raise CheckpointError(f"another {user} uses the checkpoint {directory}") from None
+        time.sleep(0.05)
 
 
 class ExportCheckpoint:
@@ -226,6 +198,13 @@ class ExportCheckpoint:
 
     Args:
         what: The export's identity. It must equal that of the checkpoint's first export.
+
+    Attributes:
+        id: Part of the names of the export's files.
+        directory: A local directory for the files of the run.
+        state: The committed state.
+        schema_place: The place of the payload's schema, for people.
+        is_shared: Other processes may complete a batch of this one.
 
     Raises: CheckpointError, OSError.
     """
@@ -255,32 +234,21 @@ class ExportCheckpoint:
             raise CheckpointError(
                 f"{self.directory / 'export.json'} is missing, so the checkpoint belongs to an unknown export"
             )
-        known = _json_of(self.directory / "export.json")
-        _check_version(self.directory, known)
+        known = _read_what(self.directory)
         self.id = str(known["id"])
         check_identity(self.directory, known, what)
-        found = _json_of(self.directory / "state.json")
-        under_way = found.pop("next")
-        self.state = State(**found, next=None if under_way is None else Progress(**under_way))
+        self.state = _read_state(self.directory)
 
     def save(self) -> None:
         """Write the state and sync it to disk."""
         self._write("state.json", asdict(self.state))
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        self._write_bytes(name, json.dumps(content, indent=1, sort_keys=True).encode())
-
-    def _write_bytes(self, name: str, content: bytes) -> None:
-        temporary = self.directory / f"{name}.tmp"
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.directory / name)
-        sync_directory(self.directory)
+        write_file(self.directory / name, json.dumps(content, indent=1, sort_keys=True).encode())
 
     @property
     def is_first(self) -> bool:
+        """Return whether no rows are committed: the target may have rows of another export only."""
         return self.state.rows == 0
 
     def begin(self, position: dict[str, dict[str, Any]]) -> Progress:
@@ -289,6 +257,7 @@ class ExportCheckpoint:
         return self.state.next
 
     def commit(self) -> None:
+        """Count the present batch as done."""
         done = self.state.next
         assert done is not None
         before = self.state
@@ -299,15 +268,18 @@ class ExportCheckpoint:
         self._clear_staging()
 
     def exported_offset(self, key: str, queue_id: str) -> int:
+        """Return the offset below which all offsets of a queue are exported."""
         found = self.state.position.get(key)
         return int(found["offset"]) if found is not None and found["id"] == queue_id else 0
 
     def schema(self) -> str | None:
+        """Return the schema of the column `payload`; None: it is not fixed yet."""
         path = self.directory / SCHEMA_FILE
         return path.read_text(encoding="utf-8") if path.exists() else None
 
     def fix_schema(self, text: str) -> str:
-        self._write_bytes(SCHEMA_FILE, text.encode())
+        """Fix the schema of the column `payload`. Return the one that counts."""
+        write_file(self.directory / SCHEMA_FILE, text.encode())
         return text
 
     def attempt(self) -> Path:
@@ -330,6 +302,21 @@ NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, e
 """Errors of file systems without hard links."""
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file or replace it as a whole, and sync it. Raises OSError."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    _write_synced(temporary, data)
+    temporary.replace(path)
+    sync_path(path.parent)
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def create_once(path: Path, data: bytes) -> bool:
     """Create a file with its content in one step. Return False if there is another one.
 
@@ -341,10 +328,7 @@ def create_once(path: Path, data: bytes) -> bool:
     """
     temporary = path.with_name(f".{secrets.token_hex(8)}")
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_synced(temporary, data)
         os.link(temporary, path)
     except FileExistsError:
         with suppress(FileNotFoundError):  # it was removed meanwhile
@@ -383,17 +367,13 @@ def directory_lock(directory: Path, kind: int) -> Iterator[None]:
 def sync_files(paths: list[Path], root: Path) -> None:
     """Sync files, their names, and the names of their directories up to `root`. Raises OSError."""
     for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_path(path)
     directories = {root, root.parent}
     for path in paths:
         directories |= {parent for parent in path.parents if root in parent.parents}
     for directory in sorted(directories):
         if directory.exists():
-            sync_directory(directory)
+            sync_path(directory)
 
 
 def move(moves: list[list[str]]) -> None:
@@ -417,7 +397,7 @@ def move(moves: list[list[str]]) -> None:
                 raise
             _copy(source, target)
     for directory in sorted(directories):
-        sync_directory(directory)
+        sync_path(directory)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -431,9 +411,9 @@ def _copy(source: Path, target: Path) -> None:
     source.unlink()
 
 
-def sync_directory(path: Path) -> None:
-    """Sync a directory, so that the names in it are on disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync_path(path: Path) -> None:
+    """Sync a file, or a directory, so that the names in it are on disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

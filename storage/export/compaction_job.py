@@ -43,10 +43,6 @@ def compact(options: CompactionOptions, watch: Watch) -> CompactionReport:
             report = IcebergCompaction(options, what["table"], work / "iceberg", watch).run()
         elif kind == "delta":
             report = _compact_delta(options, what["partition_by"], watch)
-        elif kind != "parquet":
-            raise CompactionError(
-                f"{options.to}: only files of the format parquet and the tables iceberg and delta can be compacted"
-            )
         elif is_object_store(options.to):
             from amqpd.storage.export.store_compaction import compact_store
 
@@ -67,8 +63,9 @@ def _compact_delta(options: CompactionOptions, partition_by: list[str], watch: W
     The partitions of the present day are left alone.
     """
     from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError
+    from deltalake.exceptions import CommitFailedError, DeltaError
 
+    past = [("date", "<", options.now.strftime("%Y-%m-%d"))] if "date" in partition_by else None
     is_remote = is_object_store(options.to)
     place = options.to if is_remote else str(Path(options.to).absolute())
     # Only an endpoint that the user names can be without TLS.
@@ -77,7 +74,14 @@ def _compact_delta(options: CompactionOptions, partition_by: list[str], watch: W
     try:
         if not DeltaTable.is_deltatable(place, given):
             raise CompactionError(f"{options.to} has no Delta table")
-        found = _compacted(lambda: DeltaTable(place, storage_options=given), options, partition_by)
+        for attempt in range(COMMITS_MAX):
+            try:
+                table = DeltaTable(place, storage_options=given)
+                found = table.optimize.compact(partition_filters=past, target_size=options.file_bytes)
+                break
+            except CommitFailedError:  # of another writer's commit
+                if attempt == COMMITS_MAX - 1:
+                    raise
         report.merged, report.bytes_before = _counts(found["filesRemoved"])
         report.written, report.bytes_after = _counts(found["filesAdded"])
         watch.say(report)
@@ -87,24 +91,6 @@ def _compact_delta(options: CompactionOptions, partition_by: list[str], watch: W
     except DeltaError as error:
         raise CompactionError(f"the Delta table {options.to}: {error}") from error
     return report
-
-
-def _compacted(open_table: Any, options: CompactionOptions, partition_by: list[str]) -> dict[str, Any]:
-    """Run optimize.compact, again if another writer's commit does not allow it. Return deltalake's counts."""
-    from deltalake.exceptions import CommitFailedError
-
-    past = [("date", "<", options.now.strftime("%Y-%m-%d"))] if "date" in partition_by else None
-    attempt = 0
-    while True:
-        attempt += 1
-        try:
-            found: dict[str, Any] = open_table().optimize.compact(
-                partition_filters=past, target_size=options.file_bytes
-            )
-            return found
-        except CommitFailedError:
-            if attempt == COMMITS_MAX:
-                raise
 
 
 def _counts(text: str | dict[str, Any]) -> tuple[int, int]:

@@ -23,12 +23,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from amqpd.storage.export.arrow import TYPES
-from amqpd.storage.export.checkpoint import ExportLedger, Progress
+from amqpd.storage.export.checkpoint import Progress
 from amqpd.storage.export.claims import WINDOW
 from amqpd.storage.export.engine import ExportEngine, ExportRows
 from amqpd.storage.export.file_writer import NO_VALUE
 from amqpd.storage.export.object_store import ObjectStore, is_object_store
 from amqpd.storage.export.payload_schema import DELTA_TIME, has_fields_of, table_payload
+from amqpd.storage.export.shared_checkpoint import ExportLedger
 from amqpd.storage.export.targets import Files, TargetError, data_files, file_place
 
 _TIME_TYPES: Final = {"date": pa.date32(), "hour": pa.int32()}

@@ -25,7 +25,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from amqpd.storage.export.checkpoint import directory_lock, sync_directory
+from amqpd.storage.export.checkpoint import checkpoint_kind, directory_lock, sync_path
 from amqpd.storage.export.file_compaction import (
     WORK_SUFFIX,
     CompactionError,
@@ -109,7 +109,7 @@ def _compact(root: Path, work: Path, directory: str, groups: list[list[FoundFile
         _link_others(place, successor, {Path(each.name).name for each in merged})
         exchange(place, successor)
         for parent in (place.parent, work, work.parent):
-            sync_directory(parent)
+            sync_path(parent)
     report.add(merged, len(sizes), sum(sizes))
 
 
@@ -120,9 +120,9 @@ def _is_unchanged(root: Path, file: FoundFile) -> bool:
 
 def _link_others(place: Path, successor: Path, merged: Collection[str]) -> None:
     """Make the successor equal to a directory without its merged files. Files are linked, not copied."""
-    if (place / "export.json").exists():
+    if kind := checkpoint_kind(place):
         raise CompactionError(
-            f"{place} is the checkpoint of an export, which may change meanwhile: move the checkpoint elsewhere"
+            f"{place} is the checkpoint of an {kind}, which may change meanwhile: move the checkpoint elsewhere"
         )
     with os.scandir(place) as found:
         entries = list(found)
@@ -137,7 +137,7 @@ def _link_others(place: Path, successor: Path, merged: Collection[str]) -> None:
         with suppress(PermissionError):  # only root may give a directory to another user
             os.chown(successor, user, group)
     shutil.copystat(place, successor)
-    sync_directory(successor)
+    sync_path(successor)
 
 
 def exchange(one: Path, other: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from amqpd.storage.export.arrow import batches
-from amqpd.storage.export.file_writer import REJECTED, FileLayout, json_values, write_task
+from amqpd.storage.export.file_writer import REJECTED, FileLayout, WrittenFile, json_values, write_task
 from amqpd.storage.export.offsets import batch_parts
 from amqpd.storage.export.options import ReadOptions, parse
 from amqpd.storage.export.payload import PayloadFormat
@@ -48,6 +48,13 @@ class WrittenBatch(NamedTuple):
     rows: int
     size_bytes: int
     rejected: int = 0
+
+    @classmethod
+    def of(cls, found: Sequence[WrittenFile]) -> WrittenBatch:
+        fitting = [each for each in found if os.path.basename(os.path.dirname(each.path)) != REJECTED]
+        rows = sum(each.rows for each in fitting)
+        rejected = sum(each.rows for each in found) - rows
+        return cls([each.path for each in found], rows, sum(each.size_bytes for each in fitting), rejected)
 
 
 @dataclass(frozen=True)
@@ -130,11 +137,7 @@ class PyarrowEngine(ExportEngine):
             found = [
                 file for numbered in enumerate(tasks) for file in write_task(options, layout, numbered, self._advance)
             ]
-        fitting = [each for each in found if os.path.basename(os.path.dirname(each.path)) != REJECTED]
-        rows_written = sum(each.rows for each in fitting)
-        size_bytes = sum(each.size_bytes for each in fitting)
-        rejected = sum(each.rows for each in found) - rows_written
-        return WrittenBatch([each.path for each in found], rows_written, size_bytes, rejected)
+        return WrittenBatch.of(found)
 
     def dicts(self, rows: ExportRows) -> Iterator[dict[str, Any]]:
         options, parts = rows.parts()

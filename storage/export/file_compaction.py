@@ -14,7 +14,6 @@ The files of one directory and of one schema are merged in the order of their of
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow.parquet as pq
 
-from amqpd.storage.export.checkpoint import KnownExport, sync_directory
+from amqpd.storage.export.checkpoint import KnownExport, sync_path
 from amqpd.storage.export.file_writer import ParquetOutput, groups
 from amqpd.storage.export.targets import TargetError
 
@@ -224,7 +223,6 @@ def merge(sources: Iterable[Any], target: Path) -> int:
     found = pq.read_metadata(target).num_rows
     if found != expected:
         raise CompactionError(f"{target} has {found} rows, and its sources have {expected}")
-    with target.open("rb") as file:
-        os.fsync(file.fileno())
-    sync_directory(target.parent)
+    sync_path(target)
+    sync_path(target.parent)
     return target.stat().st_size

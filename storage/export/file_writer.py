@@ -27,6 +27,7 @@ from itertools import islice
 from json import dumps
 from json.encoder import encode_basestring as quoted
 from math import isfinite
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
@@ -34,6 +35,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from amqpd.storage.export.arrow import batches
+from amqpd.storage.export.checkpoint import sync_path
 from amqpd.storage.export.columns import TIMES
 from amqpd.storage.export.options import ReadOptions
 from amqpd.storage.export.payload import PAYLOAD, REJECT_COLUMNS, PayloadFormat, parser_of, split
@@ -171,11 +173,7 @@ class _TaskFiles:
         """Close and sync all files."""
         self.__exit__()
         for path in self._written:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_path(Path(path))
         return [WrittenFile(path, *counts) for path, counts in self._written.items()]
 
 

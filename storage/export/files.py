@@ -28,8 +28,9 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from base64 import b64encode
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from amqpd.client_tls import BadTlsFiles, client_context
@@ -247,6 +248,8 @@ class _Directory(LogFiles):
 
 REMOTE_READ_SIZE = 8 << 20
 TIMEOUT_S = 60.0
+_NOT_OURS = "the answer is not that of amqpd"
+_T = TypeVar("_T")
 _RETRIED = (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError, http.client.IncompleteRead)
 
 
@@ -300,9 +303,10 @@ class BrokerSource(LogSource):
         parts = urlsplit(url)
         try:
             port = parts.port
-        except ValueError:
-            raise SourceError(f"url: the port in {url!r} is not a number") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+        except ValueError:  # its text may have a part of the password
+            port = -1
+        is_whole = parts.path in ("", "/") and not parts.query and not parts.fragment
+        if parts.scheme not in ("http", "https") or not parts.hostname or not is_whole or port == -1:
             raise SourceError("url: expected http://user:password@host:15672, or https://...:15671")
         if parts.scheme == "http" and any(tls):
             raise SourceError("url: TLS files need https://")
@@ -342,8 +346,10 @@ class BrokerSource(LogSource):
     def queues(self, vhost: str) -> list[QueueName]:
         client = _Client(self)
         try:
-            found = client.json(f"/api/amqpd/logs/{quote(vhost, safe='')}")
-            return sorted(QueueName(vhost, str(each["queue"]), str(each["id"]), "") for each in found)
+            return client.json(
+                f"/api/amqpd/logs/{quote(vhost, safe='')}",
+                lambda found: sorted(QueueName(vhost, str(each["queue"]), str(each["id"]), "") for each in found),
+            )
         finally:
             client.close()
 
@@ -362,7 +368,9 @@ class _Remote(LogFiles):
         self._compresses = source.compresses
 
     def sizes(self) -> dict[str, int]:
-        answer = self._client.json(self._path)
+        return self._client.json(self._path, self._sizes)
+
+    def _sizes(self, answer: Any) -> dict[str, int]:
         if answer["id"] != self._id:
             raise SourceError("the queue was deleted and declared again while it was being read")
         return {str(each["name"]): int(each["size"]) for each in answer["files"]}
@@ -395,7 +403,10 @@ class _Remote(LogFiles):
             raise SourceError("the queue was deleted and declared again while it was being read")
         if status != 206:
             raise SourceError(f"{self._client.url}: {name}: {_reason(status, data)}")
-        return data, int(span.rpartition("/")[2])
+        total = span.rpartition("/")[2]
+        if not total.isdecimal():
+            raise SourceError(f"{self._client.url}: {name}: {_NOT_OURS}")
+        return data, int(total)
 
     def close(self) -> None:
         self._client.close()
@@ -408,11 +419,15 @@ class _Client:
         self._headers = source.credentials()
         self._connection: http.client.HTTPConnection | None = None
 
-    def json(self, path: str) -> Any:
+    def json(self, path: str, read: Callable[[Any], _T]) -> _T:
+        """Return what `read` makes of the answer. Raises SourceError, BrokerUnreachable."""
         status, data, _ = self.request(path, {})
         if status != 200:
             raise SourceError(f"{self.url}{path}: {_reason(status, data)}")
-        return json.loads(data)
+        try:
+            return read(json.loads(data))
+        except (ValueError, KeyError, TypeError):
+            raise SourceError(f"{self.url}{path}: {_NOT_OURS}") from None
 
     def request(self, path: str, headers: dict[str, str]) -> tuple[int, bytes, str]:
         """Return (status, body, Content-Range). Raises SourceError, BrokerUnreachable."""

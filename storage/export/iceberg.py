@@ -21,13 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from amqpd.storage.export.checkpoint import CheckpointError, ExportLedger, Progress, move
+from amqpd.storage.export.checkpoint import CheckpointError, Progress, move
 from amqpd.storage.export.claims import WINDOW
 from amqpd.storage.export.columns import TIMES
 from amqpd.storage.export.engine import ExportEngine, ExportRows
 from amqpd.storage.export.file_writer import REJECTED
 from amqpd.storage.export.object_store import is_object_store
 from amqpd.storage.export.payload_schema import ICEBERG_TIME, table_columns, table_payload
+from amqpd.storage.export.shared_checkpoint import ExportLedger
 from amqpd.storage.export.targets import Files, LocalFiles, TargetError, data_files
 
 SCHEME: Final = "iceberg://"

@@ -15,7 +15,6 @@ killed process may reach a catalog server late.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow.parquet as pq
 
-from amqpd.storage.export.checkpoint import sync_directory
+from amqpd.storage.export.checkpoint import write_file
 from amqpd.storage.export.file_compaction import (
     CompactionError,
     CompactionOptions,
@@ -176,13 +175,8 @@ class IcebergCompaction:
     # -- files without a snapshot
 
     def _save_pending(self, finals: list[str]) -> None:
-        temporary = self._work / "pending.json.tmp"
-        with temporary.open("wb") as file:
-            file.write(json.dumps([*self._left, *([final, time.time()] for final in finals)]).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._work / "pending.json")
-        sync_directory(self._work)
+        content = [*self._left, *([final, time.time()] for final in finals)]
+        write_file(self._work / "pending.json", json.dumps(content).encode())
 
     def _remove_pending(self, table: Any) -> None:
         """Delete new files of a killed or failed run, unless its commit has arrived or may arrive."""

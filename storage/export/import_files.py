@@ -19,33 +19,21 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import unquote
 
+from amqpd.storage.export.checkpoint import checkpoint_kind
 from amqpd.storage.export.columns import PROPERTIES
 from amqpd.storage.export.file_compaction import WORK_SUFFIX
+from amqpd.storage.export.file_writer import NO_VALUE
 
-SUFFIXES: Final = {
-    ".parquet": "parquet",
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".csv": "csv",
-}
+SUFFIXES: Final = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
 USED: Final = (
-    "value",
-    "value_base64",
-    "exchange",
-    "routing_key",
-    "properties",
-    "headers",
-    "message_id",
-    "raw_properties",
-)
+    "value", "value_base64", "exchange", "routing_key", "properties", "headers", "message_id", "raw_properties",
+)  # fmt: skip
 IGNORED: Final = ("vhost", "queue", "offset", "timestamp", "raw_headers", "date", "hour", "reason", "payload")
 """Columns about the place and time of a message, the reason why it was rejected, and the fields of its body."""
 ROWS: Final = 1024
 PIECE_BYTES: Final = 8 << 20
 """So many rows, or so many bytes of bodies, are in memory at once."""
 _Row = TypeVar("_Row")
-_NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
 class BadFile(Exception):
@@ -88,7 +76,7 @@ def find_files(path: Path, kind: str) -> list[Path]:
                 f"{path} has {table} table, and perhaps files that are no part of it any more: "
                 "name its data files, or write its rows to files with another program"
             )
-    others = {each.parent for each in found if each.name == "lock" and (each.parent / "state.json").exists()}
+    others = {each.parent for each in found if each.name == "lock" and checkpoint_kind(each.parent)}
     others |= {each for each in found if each.name.startswith(".") and each.name.endswith(WORK_SUFFIX)}
     return [each for each in found if each.suffix in kinds and each.is_file() and others.isdisjoint(each.parents)]
 
@@ -128,7 +116,7 @@ def _columns_of_directories(path: Path) -> dict[str, str]:
     for part in path.parent.parts:
         name, equals, value = part.partition("=")
         if equals and name in ("exchange", "routing_key"):
-            found[name] = "" if value == _NO_VALUE else unquote(value)
+            found[name] = "" if value == NO_VALUE else unquote(value)
     return found
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from amqpd.protocol import properties as p
-from amqpd.storage.export.checkpoint import lock_checkpoint, sync_directory
+from amqpd.storage.export.checkpoint import lock_checkpoint, write_file
 from amqpd.storage.export.file_compaction import MERGED
 from amqpd.storage.export.import_files import BadFile, find_files, read_rows
 from amqpd.storage.export.import_publisher import ImportPublisher, OutgoingMessage
@@ -179,13 +179,8 @@ class ImportLedger:
         self.rejects.flush()
         os.fsync(self.rejects.fileno())
         self.state.rejected_bytes = self.rejects.tell()
-        temporary = self.directory / "state.json.tmp"
-        with temporary.open("wb") as file:
-            file.write(json.dumps({"version": VERSION, **asdict(self.state)}, indent=1).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.directory / "state.json")
-        sync_directory(self.directory)
+        content = {"version": VERSION, **asdict(self.state)}
+        write_file(self.directory / "state.json", json.dumps(content, indent=1).encode())
 
     def add_files(self, paths: Sequence[Path]) -> None:
         """Add the files that are new. Raises BadImport if another one has changed."""

@@ -23,16 +23,16 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from amqpd.storage.acks.retained import file_name
+from amqpd.storage.acks.retained import file_name, write_offset
 from amqpd.storage.export import offsets
-from amqpd.storage.export.checkpoint import ExportCheckpoint, ExportLedger, Progress
+from amqpd.storage.export.checkpoint import ExportCheckpoint, Progress
 from amqpd.storage.export.columns import BASE, COLUMNS, TIMES, check_columns
 from amqpd.storage.export.engine import ExportEngine, ExportRows
 from amqpd.storage.export.files import BrokerSource, BrokerUnreachable, LogSource, QueueName, SourceError
@@ -41,7 +41,8 @@ from amqpd.storage.export.options import NoSuchQueue, parse
 from amqpd.storage.export.payload import PayloadFormat, PayloadOptions
 from amqpd.storage.export.payload_schema import fix_schema, given_format, known_schema
 from amqpd.storage.export.plan import DataLoss, Snapshot
-from amqpd.storage.export.targets import Database, ExportTarget, Files, file_label, file_place
+from amqpd.storage.export.shared_checkpoint import ExportLedger
+from amqpd.storage.export.targets import Database, ExportTarget, FilePlace, Files, file_label, file_place
 
 SOCKET = "amqpctl.sock"
 TIMEOUT_S = 10.0
@@ -65,8 +66,6 @@ def commit(source: LogSource, queue: QueueName, name: str, offset: int) -> None:
         if connection is not None:
             _post(connection, path, body, headers)
         else:
-            from amqpd.storage.acks.retained import write_offset
-
             write_offset(place, name, offset)
     except (OSError, http.client.HTTPException, SourceError) as error:
         raise CommitFailed(f"the broker did not get the commit: {str(error) or type(error).__name__}") from error
@@ -74,23 +73,21 @@ def commit(source: LogSource, queue: QueueName, name: str, offset: int) -> None:
 
 def _unix(path: Path) -> http.client.HTTPConnection | None:
     """Return a connection to the broker of a data directory; None if none runs."""
-    connection = http.client.HTTPConnection("localhost", timeout=TIMEOUT_S)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     made.settimeout(TIMEOUT_S)
-    directory = -1
     try:
         # Connect through an open directory: a socket's address has at most 107 bytes.
         directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-        made.connect(f"/proc/self/fd/{directory}/{path.name}")
-    except (FileNotFoundError, ConnectionRefusedError):
-        made.close()
-        return None
-    except OSError:
-        made.close()
-        raise
-    finally:
-        if directory >= 0:
+        try:
+            made.connect(f"/proc/self/fd/{directory}/{path.name}")
+        finally:
             os.close(directory)
+    except OSError as error:
+        made.close()
+        if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+            return None
+        raise
+    connection = http.client.HTTPConnection("localhost", timeout=TIMEOUT_S)
     connection.sock = made
     return connection
 
@@ -211,6 +208,20 @@ class ExportReport:
     wait_s: float = 0.0
     root: str = ""
 
+    @classmethod
+    def of(cls, batch: Progress, spans: Sequence[OffsetSpan] = (), took_s: float = 0.0) -> ExportReport:
+        """Return the report of one batch."""
+        lag = sum(span.end - span.stop for span in spans)
+        return cls(1, batch.rows, batch.bytes, took_s, took_s, lag, batch.batch, batch.rejected)
+
+    def add(self, batch: ExportReport) -> None:
+        """Add the counts of a batch to those of a run."""
+        self.batches += 1
+        self.rows += batch.rows
+        self.rejected += batch.rejected
+        self.bytes += batch.bytes
+        self.working_s += batch.working_s
+
 
 @dataclass(frozen=True)
 class OffsetSpan:
@@ -308,10 +319,7 @@ class ExportJob:
         self._check()
         given = {**options.source, "vhost": options.vhost, **self._start(options.start)}
         given["failOnDataLoss"] = str(options.fail_on_data_loss).lower()
-        if options.queue is None:
-            self._read = {**given, "queuePattern": ".*"}
-        else:
-            self._read = {**given, "queuePattern": re.escape(options.queue)}
+        self._read = {**given, "queuePattern": ".*" if options.queue is None else re.escape(options.queue)}
         self._parsed = parse({"startingOffsets": "earliest", **self._read})
         self._is_checked = False
         self._lost: set[str] = set()  # ids of queues with a warning
@@ -401,11 +409,7 @@ class ExportJob:
         while True:
             try:
                 for report in self._batches(ledger, target):
-                    total.batches += 1
-                    total.rows += report.rows
-                    total.rejected += report.rejected
-                    total.bytes += report.bytes
-                    total.working_s += report.working_s
+                    total.add(report)
                     total.lag = report.lag
                     self.say(report)
                 return True
@@ -458,7 +462,10 @@ class ExportJob:
             from amqpd.storage.export.iceberg import Iceberg
 
             return Iceberg(options.to, options.table, partition_by, self._prefix(), ledger)
-        return Files(file_place(options.to), options.format, partition_by, self._prefix(), ledger)
+        return Files(self._place(), options.format, partition_by, self._prefix(), ledger)
+
+    def _place(self) -> FilePlace:
+        return file_place(self.options.to)
 
     def _resolve_last_batch(self, ledger: ExportCheckpoint, target: ExportTarget, total: ExportReport) -> None:
         """Complete or drop the batch that was in progress when the last run ended."""
@@ -466,10 +473,7 @@ class ExportJob:
         if under_way is None:
             return
         if target.has(under_way):
-            total.batches += 1
-            total.rows += under_way.rows
-            total.bytes += under_way.bytes
-            total.rejected += under_way.rejected
+            total.add(ExportReport.of(under_way))
             ledger.commit()
         else:
             ledger.state.next = None
@@ -492,10 +496,8 @@ class ExportJob:
                 trigger.reset()
                 self._wait(POLL_S)
                 continue
-            if self.options.follow and (wait_s := self._time_to_wait(trigger, spans, limit)):
-                self._wait(min(POLL_S, wait_s))
+            if not self._begins_now(trigger, spans, limit):
                 continue
-            trigger.reset()
             self.engine.start()  # may take seconds; the user may stop the run meanwhile
             if not self.stopped():
                 yield self._batch(ledger, target, spans)
@@ -509,16 +511,20 @@ class ExportJob:
         to_offset = self.options.to_offset
         return to_offset is not None and bool(spans) and spans[0].first >= to_offset
 
-    def _time_to_wait(self, trigger: BatchTrigger, spans: list[OffsetSpan], limit: int) -> float:
-        """Return the longest time until a batch, and report it; 0: it begins now."""
-        lag = sum(span.end - span.first for span in spans)
-        waiting_bytes = sum(span.log_bytes for span in spans)
-        to_offset = self.options.to_offset
-        has_all = to_offset is not None and spans[0].end >= to_offset
-        wait_s = trigger.wait_s(waiting_bytes, is_full=has_all or lag >= limit)
-        if wait_s:
-            self._waits(ExportReport(lag=lag, waiting_bytes=waiting_bytes, wait_s=wait_s))
-        return wait_s
+    def _begins_now(self, trigger: BatchTrigger, spans: list[OffsetSpan], limit: int) -> bool:
+        """Return whether a batch begins. If not, report what it waits for, and wait a moment."""
+        if self.options.follow:
+            lag = sum(span.end - span.first for span in spans)
+            waiting_bytes = sum(span.log_bytes for span in spans)
+            to_offset = self.options.to_offset
+            has_all = to_offset is not None and spans[0].end >= to_offset
+            wait_s = trigger.wait_s(waiting_bytes, is_full=has_all or lag >= limit)
+            if wait_s:
+                self._waits(ExportReport(lag=lag, waiting_bytes=waiting_bytes, wait_s=wait_s))
+                self._wait(min(POLL_S, wait_s))
+                return False
+        trigger.reset()
+        return True
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -554,11 +560,7 @@ class ExportJob:
         ledger.commit()
         self._commit_holds(ledger, spans)
         took = time.monotonic() - began
-        report = ExportReport(
-            1, progress.rows, progress.bytes, took, took, batch=progress.batch, rejected=progress.rejected
-        )
-        report.lag = sum(span.end - span.stop for span in spans)
-        return report
+        return ExportReport.of(progress, spans, took)
 
     def _spans(self, ledger: ExportLedger, limit: int | None) -> list[OffsetSpan]:
         """Return the spans to export now. Each queue gets its share of `limit` by its lag. Raises DataLoss."""
@@ -579,14 +581,10 @@ class ExportJob:
                 end = max(first, end)
                 log_bytes = snapshot.log_bytes(first) if self.options.follow and end > first else 0
                 result.append(OffsetSpan(snapshot.queue, first, end, end, whole, log_bytes))
-        waiting = sum(span.end - span.first for span in result)
-        if limit is None or waiting <= limit:
+        if limit is None:
             return result
-        return [
-            replace(span, stop=span.first + min(span.end - span.first, max(1, share)))
-            for span in result
-            for share in [limit * (span.end - span.first) // waiting]
-        ]
+        counts = offsets.shares([span.end - span.first for span in result], limit)
+        return [replace(span, stop=span.first + count) for span, count in zip(result, counts, strict=True)]
 
     def _first_offset(self, snapshot: Snapshot, before: dict[str, Any] | None) -> int:
         if before is None:
@@ -613,10 +611,9 @@ class ExportJob:
             wanted = [span for span in spans if span.whole == whole and span.stop > span.first]
             if wanted:
                 reads.append(self._read_options(wanted, whole))
-        rows = ExportRows(tuple(reads), options.columns, options.partition_by, options.where)
-        if options.follow:  # one file for so many bytes, not one for each core
-            rows = replace(rows, task_bytes_min=options.batch_bytes_min)
-        return rows
+        # With `follow` one file for so many bytes, not one for each core.
+        bytes_min = options.batch_bytes_min if options.follow else 0
+        return ExportRows(tuple(reads), options.columns, options.partition_by, options.where, task_bytes_min=bytes_min)
 
     def _read_options(self, spans: list[OffsetSpan], whole: bool) -> dict[str, str]:
         options = self.options

@@ -85,9 +85,7 @@ class ObjectStore:
         return from_url(f"{scheme.lower()}://{rest}", **given)
 
     def _listed(self, store: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
-        import obstore
-
-        for chunk in obstore.list(store, prefix or None):
+        for chunk in store.list(prefix or None):
             for each in chunk:
                 yield each["path"], each["size"]
 
@@ -121,33 +119,24 @@ class ObjectStore:
 
     def read(self, name: str) -> tuple[bytes, str] | None:
         """Return the content of a small object, and its version; None if it does not exist."""
-        import obstore
-
         with self._errors(), suppress(FileNotFoundError):
-            found = obstore.get(self._store, name)
+            found = self._store.get(name)
             return bytes(found.bytes()), _version_of(found.meta)
         return None
 
-    def replace(self, name: str, data: bytes, version: str | None) -> str:
+    def replace(self, name: str, data: bytes, version: str | None) -> str | None:
         """Replace a small object if it has this version, or create it. Return its new version.
 
         Args:
             version: None: it must not exist.
 
-        Raises: ObjectStoreError, also if another program has written it, or the store has no conditional writes.
+        Returns: None if another program has written it meanwhile.
+        Raises: ObjectStoreError, also if the store has no conditional writes.
         """
-        found = self.replace_if(name, data, version)
-        if found is None:
-            raise ObjectStoreError(f"--to {self.url}: another program has written {name} meanwhile")
-        return found
-
-    def replace_if(self, name: str, data: bytes, version: str | None) -> str | None:
-        """Replace a small object as `replace` does, but return None if another program has written it meanwhile."""
-        import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         with self._errors(), suppress(AlreadyExistsError, PreconditionError):
-            result = obstore.put(self._store, name, data, mode="create" if version is None else json.loads(version))
+            result = self._store.put(name, data, mode="create" if version is None else json.loads(version))
             return _version_of(result)
         found = self.read(name)
         if found is not None and found[0] == data:
@@ -156,36 +145,28 @@ class ObjectStore:
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small object, whether it exists or not."""
-        import obstore
-
         with self._errors():
-            obstore.put(self._store, name, data)
+            self._store.put(name, data)
 
     def copy(self, source: str, name: str) -> bool:
         """Copy an object in the store, and replace one with this name. Return False if `source` does not exist."""
-        import obstore
-
         with self._errors(), suppress(FileNotFoundError):
-            obstore.copy(self._store, source, name)
+            self._store.copy(source, name)
             return True
         return False
 
     def download(self, name: str, path: Path) -> None:
         """Copy an object to a new file. Raises ObjectStoreError, also if the object does not exist."""
-        import obstore
-
         with self._errors(), path.open("wb") as file:
-            for piece in obstore.get(self._store, name):
+            for piece in self._store.get(name):
                 file.write(piece)
 
     def delete(self, names: list[str]) -> None:
         """Delete objects. Those that do not exist are no error."""
-        import obstore
-
         with self._errors():
             for name in names:
                 with suppress(FileNotFoundError):
-                    obstore.delete(self._store, name)
+                    self._store.delete(name)
 
     def final(self, path: Path) -> str:
         return str(path)
@@ -203,10 +184,8 @@ class ObjectStore:
             pool.shutdown(cancel_futures=True)
 
     def _put(self, staged: str, name: str) -> None:
-        import obstore
-
         with self._errors():
-            obstore.put(self._store, name, Path(staged), chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
+            self._store.put(name, Path(staged), chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
 
 
 def _version_of(found: Any) -> str:

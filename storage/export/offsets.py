@@ -8,7 +8,7 @@ later is read from its start.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -155,23 +155,24 @@ def latest(options: ReadOptions) -> StreamOffset:
 def limited(options: ReadOptions, start: StreamOffset, ends: StreamOffset, rows_max: int | None) -> StreamOffset:
     """Return the offsets that one trigger reaches from `start` towards `ends`.
 
-    Each queue gets its share of the limit by its lag, but at least one offset if it has any.
-
     Args:
         rows_max: The largest number of offsets; None: no limit.
     """
     with ExitStack() as stack:
         found = snapshots(options, stack)
         begins = {key: _begin(options, found.get(key), start.get(key), end, quiet=True) for key, end in ends.items()}
-    waiting = {key: max(0, _number(end) - begins[key]) for key, end in ends.items()}
-    total = sum(waiting.values())
+    waiting = [max(0, _number(end) - begins[key]) for key, end in ends.items()]
+    counts = waiting if rows_max is None else shares(waiting, rows_max)
     reached: StreamOffset = {key: dict(value) for key, value in start.items()}
-    for key, end in ends.items():
-        share = waiting[key]
-        if rows_max is not None and total > rows_max and share:
-            share = min(share, max(1, rows_max * share // total))
-        reached[key] = {"id": end["id"], "offset": begins[key] + share}
+    for (key, end), count in zip(ends.items(), counts, strict=True):
+        reached[key] = {"id": end["id"], "offset": begins[key] + count}
     return reached
+
+
+def shares(waiting: Sequence[int], limit: int) -> list[int]:
+    """Return how many offsets of each queue are read: its share of the limit by its lag, but at least one."""
+    total = sum(waiting)
+    return list(waiting) if total <= limit else [min(each, max(1, limit * each // total)) for each in waiting]
 
 
 def stream_parts(options: ReadOptions, start: StreamOffset, end: StreamOffset) -> list[LogPartition]:

@@ -31,13 +31,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from amqpd.storage.export.arrow import BATCH_ROWS
 from amqpd.storage.export.columns import BASE, check_columns
-from amqpd.storage.export.files import DESCRIPTION, DirectorySource, LogSource, QueueName
+from amqpd.storage.export.files import DESCRIPTION, BrokerSource, DirectorySource, LogSource, QueueName, TlsFiles
 from amqpd.storage.export.plan import SPLIT_BYTES
 
 EARLIEST = -2
@@ -50,7 +50,6 @@ NAMES = (
     "includeHeaders", "checkCrc", "tlsCaCertFile", "tlsCertFile", "tlsKeyFile", "transferCompression",
 )  # fmt: skip
 _TLS = ("tlsCaCertFile", "tlsCertFile", "tlsKeyFile")
-_BY_LOWER = {name.lower(): name for name in NAMES}
 
 
 class BadOption(ValueError):
@@ -118,12 +117,7 @@ class ReadOptions:
 
 def parse(options: Mapping[str, str]) -> ReadOptions:
     """Parse the options; names have no case. Raises BadOption, SourceError, UnknownColumn."""
-    given: dict[str, str] = {}
-    for name, value in options.items():
-        known = _BY_LOWER.get(name.lower())
-        if known is None:
-            raise BadOption(f"unknown option '{name}' for reading, expected one of {', '.join(NAMES)}")
-        given[known] = str(value)
+    given = known_options(options, NAMES, "reading")
     names, pattern = _selection(given)
     split_bytes = _number(given, "splitBytes", SPLIT_BYTES, 1)
     start, end = given.get("startingOffsets"), given.get("endingOffsets")
@@ -158,6 +152,18 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
     )
 
 
+def known_options(options: Mapping[str, str], names: Sequence[str], purpose: str) -> dict[str, str]:
+    """Return options by their names with our case. Raises BadOption."""
+    by_lower = {name.lower(): name for name in names}
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        known = by_lower.get(name.lower())
+        if known is None:
+            raise BadOption(f"unknown option '{name}' for {purpose}, expected one of {', '.join(names)}")
+        given[known] = str(value)
+    return given
+
+
 def _source(given: Mapping[str, str]) -> LogSource:
     path, url = given.get("path"), given.get("url")
     if (path is None) == (url is None):
@@ -171,8 +177,6 @@ def _source(given: Mapping[str, str]) -> LogSource:
             raise BadOption("transferCompression needs url")
         assert path is not None
         return DirectorySource(path.removeprefix("file://").rstrip("/") or "/")
-    from amqpd.storage.export.files import BrokerSource, TlsFiles
-
     ca, certificate, key = (given.get(name, "") for name in _TLS)
     if key and not certificate:
         raise BadOption("tlsKeyFile needs tlsCertFile")

@@ -20,7 +20,6 @@ taken for an object. If the reader refuses the text, the text is halved until th
 from __future__ import annotations
 
 import json
-import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,20 +31,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-logger = logging.getLogger(__name__)
+from amqpd.storage.export.schema_registry import SchemaRegistry, registry_of
 
 PAYLOAD: Final = "payload"
 ERROR: Final = "payload_error"
 REJECT_COLUMNS: Final = (
-    "vhost",
-    "queue",
-    "offset",
-    "timestamp",
-    "exchange",
-    "routing_key",
-    "value",
-    "raw_properties",
-)
+    "vhost", "queue", "offset", "timestamp", "exchange", "routing_key", "value", "raw_properties",
+)  # fmt: skip
 """Columns of a rejected message, which is whole: `amqpctl import` publishes it again."""
 SAMPLE_ROWS: Final = 1000
 """Number of messages from which a schema is inferred."""
@@ -78,25 +70,34 @@ class ParsedPayloads(NamedTuple):
 class Parser(Protocol):
     """Parses bodies to structs of one type. It has caches, so a process uses one parser for all batches."""
 
+    kind: Any
+
     def parse(self, bodies: Any) -> ParsedPayloads:
         """Return the payloads of a binary array. Raises: RegistryError, if there is a schema registry."""
 
 
-class PayloadFormat(Protocol):
-    """A format of bodies with a fixed schema. It is hashable, and worker processes get it pickled."""
+@dataclass(frozen=True)
+class PayloadFormat:
+    """A format of bodies with a fixed schema. It is hashable, and worker processes get it pickled.
 
-    def __hash__(self) -> int: ...
+    Attributes:
+        make: Makes a parser from `text`.
+        text: The schema, as the checkpoint keeps it.
+        kind: The pyarrow struct of the column `payload`. That of a table may have other types than the parser's.
+        registry: URL of a schema registry; "": bodies have no schema's id.
+        message: Full name of the Protobuf message.
+    """
 
-    @property
-    def kind(self) -> Any:
-        """The pyarrow struct of the column `payload`."""
-
-    @property
-    def text(self) -> str:
-        """The schema, as the checkpoint keeps it."""
+    make: Callable[[str, SchemaRegistry | None], Parser]
+    text: str
+    kind: Any
+    registry: str = field(default="", repr=False)
+    message: str = ""
 
     def parser(self) -> Parser:
         """Return a new parser."""
+        made = self.make(self.text, registry_of(self.registry) if self.registry else None)
+        return made if made.kind == self.kind else TableParser(made, self.kind)
 
 
 @dataclass(frozen=True)
@@ -301,22 +302,13 @@ def _name_of(value: Any) -> str:
 # -- bodies
 
 
-@dataclass(frozen=True)
-class JsonPayload:
-    """JSON bodies.
+def json_format(kind: Any) -> PayloadFormat:
+    """Return the format of JSON bodies for a pyarrow struct, from `schema_of_text` or `infer`."""
+    return PayloadFormat(_json_parser, json.dumps(json_schema(kind), indent=1) + "\n", kind)
 
-    Args:
-        kind: A pyarrow struct, from `schema_of_text` or `infer`.
-    """
 
-    kind: Any
-
-    @property
-    def text(self) -> str:
-        return json.dumps(json_schema(self.kind), indent=1) + "\n"
-
-    def parser(self) -> PayloadParser:
-        return PayloadParser(self.kind)
+def _json_parser(text: str, registry: SchemaRegistry | None) -> PayloadParser:
+    return PayloadParser(schema_of_text(text))
 
 
 class PayloadParser:
@@ -376,27 +368,44 @@ def _plain_reason(text: str) -> str:
     return text.replace("Column(/p/[]/", "Field(/").replace("Column(/p/[])", "The body")[:_REASON_MAX]
 
 
-class SplitTable(NamedTuple):
-    """A table, divided by its bodies.
+class TableParser:
+    """Converts the structs of another parser.
 
-    Attributes:
-        fitting: The rows with the column `payload`.
-        rejected: The other rows: REJECT_COLUMNS and `reason`.
+    A value that the table's type does not have is one that does not fit: a time in the year 100,000,000, for instance,
+    which Avro's rules make of a plain `long`.
     """
 
-    fitting: Any
-    rejected: Any
+    def __init__(self, parser: Parser, kind: Any) -> None:
+        self._parser = parser
+        self.kind = kind
+
+    def parse(self, bodies: Any) -> ParsedPayloads:
+        found = self._parser.parse(bodies)
+        try:
+            return found._replace(payload=found.payload.cast(self.kind))
+        except pa.ArrowInvalid:
+            errors = {row: text for row, text in enumerate(found.error.to_pylist()) if text is not None}
+            return by_halves(
+                len(found.payload),
+                lambda first, stop: found.payload.slice(first, stop - first).cast(self.kind),
+                self.kind,
+                (pa.ArrowInvalid,),
+                errors,
+            )
 
 
-def split(table: Any, parser: Parser) -> SplitTable:
-    """Divide a table with REJECT_COLUMNS by its bodies."""
+def split(table: Any, parser: Parser) -> tuple[Any, Any]:
+    """Divide a table with REJECT_COLUMNS by its bodies.
+
+    Returns: the rows that fit, with the column `payload`, and the others: REJECT_COLUMNS and `reason`.
+    """
     found = parser.parse(table.column("value").combine_chunks())
     rejected = table.select(REJECT_COLUMNS).append_column("reason", found.error)
     table = table.append_column(PAYLOAD, found.payload)
     if found.error.null_count == len(found.error):
-        return SplitTable(table, rejected.slice(0, 0))
+        return table, rejected.slice(0, 0)
     fits = found.error.is_null()
-    return SplitTable(table.filter(fits), rejected.filter(pc.invert(fits)))
+    return table.filter(fits), rejected.filter(pc.invert(fits))
 
 
 def payload_columns(kind: Any) -> list[Any]:

@@ -23,11 +23,9 @@ A type that contains itself has no Arrow type and is an error. A schema may leav
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
@@ -38,14 +36,13 @@ import pyarrow as pa
 from fastavro.read import LOGICAL_READERS, SchemaResolutionError
 from fastavro.schema import SchemaParseException
 
-from amqpd.storage.export.payload import BadSchema, ParsedPayloads, by_halves, by_slices
+from amqpd.storage.export.payload import BadSchema, ParsedPayloads, PayloadFormat, by_halves, by_slices
 from amqpd.storage.export.schema_registry import (
     HEADER_BYTES,
     RegisteredSchema,
     RegistryError,
     SchemaRegistry,
     UnknownSchema,
-    registry_of,
     schema_id,
 )
 
@@ -104,27 +101,17 @@ class _Column(NamedTuple):
     is_empty: bool = False
 
 
-@dataclass(frozen=True)
-class AvroPayload:
-    """Avro bodies.
+def avro_format(text: str, registry: str = "") -> PayloadFormat:
+    """Return the format of Avro bodies.
 
-    Attributes:
+    Args:
         text: The schema, a record.
         registry: URL of the schema registry; "": bodies have no id, and are written with this schema.
+
+    Raises: BadSchema.
     """
-
-    text: str
-    registry: str = dataclasses.field(repr=False)
-    kind: Any
-
-    @classmethod
-    def of(cls, text: str, registry: str = "") -> AvroPayload:
-        """Raises: BadSchema."""
-        kind = arrow_column(parsed_schema(text)).kind
-        return cls(json.dumps(json.loads(text), indent=1) + "\n", registry, kind)
-
-    def parser(self) -> AvroParser:
-        return AvroParser(self.text, registry_of(self.registry) if self.registry else None)
+    kind = arrow_column(parsed_schema(text)).kind
+    return PayloadFormat(AvroParser, json.dumps(json.loads(text), indent=1) + "\n", kind, registry)
 
 
 class AvroParser:
@@ -133,6 +120,7 @@ class AvroParser:
     def __init__(self, text: str, registry: SchemaRegistry | None) -> None:
         self._reader = parsed_schema(text)
         self._column = arrow_column(self._reader)
+        self.kind = self._column.kind
         self._registry = registry
         self._text = json.loads(text)
         self._writers: dict[int, Any] = {}
@@ -159,7 +147,7 @@ class AvroParser:
                 reason = f"the body is no such record: {type(error).__name__}: {error}"
             errors[row] = reason[:_REASON_MAX]
             values.append(None)
-        kind = self._column.kind
+        kind = self.kind
         refused = (ValueError, TypeError, OverflowError)
         return by_halves(len(values), lambda first, stop: pa.array(values[first:stop], kind), kind, refused, errors)
 

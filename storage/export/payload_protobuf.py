@@ -20,13 +20,11 @@ Protobuf skips fields that have another wire type than in the schema. Here such 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import chain
@@ -38,13 +36,12 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from amqpd.storage.export.payload import BadSchema, ParsedPayloads, by_halves, by_slices
+from amqpd.storage.export.payload import BadSchema, ParsedPayloads, PayloadFormat, by_halves, by_slices
 from amqpd.storage.export.schema_registry import (
     HEADER_BYTES,
     RegisteredSchema,
     SchemaRegistry,
     UnknownSchema,
-    registry_of,
     schema_id,
 )
 
@@ -97,29 +94,17 @@ _Column = tuple[Any, Callable[[Sequence[Any]], Any]]
 """An Arrow type, and what makes an array of it from values or messages, of which some may be None."""
 
 
-@dataclass(frozen=True)
-class ProtobufPayload:
-    """Protobuf bodies.
+def protobuf_format(text: str, registry: str = "") -> PayloadFormat:
+    """Return the format of Protobuf bodies.
 
-    Attributes:
+    Args:
         text: Of `schema_text`.
         registry: URL of the schema registry; "": bodies have no header.
-        message: Full name of the message.
+
+    Raises: BadSchema.
     """
-
-    text: str
-    registry: str = dataclasses.field(repr=False)
-    kind: Any
-    message: str
-
-    @classmethod
-    def of(cls, text: str, registry: str = "") -> ProtobufPayload:
-        """Raises: BadSchema."""
-        found = message_type(text)
-        return cls(text, registry, _top_column(found)[0], str(found.full_name))
-
-    def parser(self) -> ProtobufParser:
-        return ProtobufParser(self.text, registry_of(self.registry) if self.registry else None)
+    found = message_type(text)
+    return PayloadFormat(ProtobufParser, text, _top_column(found)[0], registry, str(found.full_name))
 
 
 class ProtobufParser:
@@ -127,7 +112,7 @@ class ProtobufParser:
 
     def __init__(self, text: str, registry: SchemaRegistry | None) -> None:
         self._descriptor = message_type(text)
-        self._kind, self._build = _top_column(self._descriptor)
+        self.kind, self._build = _top_column(self._descriptor)
         self._class: Any = message_factory.GetMessageClass(self._descriptor)
         self._schemas = None if registry is None else _RegisteredFiles(registry)
         self._headers: dict[tuple[int, tuple[int, ...]], str | None] = {}
@@ -146,7 +131,7 @@ class ProtobufParser:
                 messages.append(None)
         refused = (ValueError, TypeError, OverflowError, json_format.Error)
         return by_halves(
-            len(messages), lambda first, stop: self._build(messages[first:stop]), self._kind, refused, errors
+            len(messages), lambda first, stop: self._build(messages[first:stop]), self.kind, refused, errors
         )
 
     def _message(self, body: bytes) -> Any:
@@ -265,7 +250,8 @@ def _registered_files(number: int, schema: RegisteredSchema) -> Any:
         raise BadSchema(f"schema {number} is {schema.kind}, not PROTOBUF")
     with tempfile.TemporaryDirectory(prefix="amqpd-proto-") as directory:
         root = Path(directory)
-        for name, text in schema.references.items():
+        own = f"schema-{number}.proto"
+        for name, text in [*schema.references.items(), (own, schema.text)]:
             _check_reference(number, name)
             if name.startswith(_OWN_FILES):
                 continue
@@ -277,12 +263,7 @@ def _registered_files(number: int, schema: RegisteredSchema) -> Any:
                 raise BadSchema(f"schema {number} refers to {name!r}, and to a file above it") from None
             except UnicodeEncodeError as error:
                 raise BadSchema(f"schema {number}: {error}") from None
-        name = f"schema-{number}.proto"
-        try:
-            (root / name).write_text(schema.text, encoding="utf-8")
-        except UnicodeEncodeError as error:
-            raise BadSchema(f"schema {number}: {error}") from None
-        return _compiled(root, name)
+        return _compiled(root, own)
 
 
 def _check_reference(number: int, name: str) -> None:

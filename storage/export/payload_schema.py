@@ -22,7 +22,7 @@ whose names differ only there are an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, islice
 from json import dumps
 from typing import Any, Final
@@ -30,24 +30,22 @@ from typing import Any, Final
 import pyarrow as pa
 
 from amqpd.storage.export.arrow import TYPES, batches
-from amqpd.storage.export.checkpoint import CheckpointError, ExportLedger
+from amqpd.storage.export.checkpoint import CheckpointError
 from amqpd.storage.export.engine import ExportRows
 from amqpd.storage.export.options import ReadOptions
 from amqpd.storage.export.payload import (
     PAYLOAD,
     SAMPLE_ROWS,
     BadSchema,
-    JsonPayload,
-    ParsedPayloads,
-    Parser,
     PayloadFormat,
     PayloadOptions,
-    by_halves,
     infer,
+    json_format,
     schema_of_text,
 )
 from amqpd.storage.export.plan import LogPartition
 from amqpd.storage.export.schema_registry import registry_of
+from amqpd.storage.export.shared_checkpoint import ExportLedger
 
 FORMATS: Final = ("json", "avro", "protobuf")
 ICEBERG_TIME: Final = pa.time64("us")
@@ -108,14 +106,14 @@ def payload_argument(payload: str | Mapping[str, Any], path: str, message: str, 
 def given_format(options: PayloadOptions) -> PayloadFormat:
     """Return the format with the schema in the options. Raises: BadSchema."""
     if options.format == "avro":
-        from amqpd.storage.export.payload_avro import AvroPayload
+        from amqpd.storage.export.payload_avro import avro_format
 
-        return AvroPayload.of(options.schema, options.registry)
+        return avro_format(options.schema, options.registry)
     if options.format == "protobuf":
-        from amqpd.storage.export.payload_protobuf import ProtobufPayload
+        from amqpd.storage.export.payload_protobuf import protobuf_format
 
-        return ProtobufPayload.of(options.schema, options.registry)
-    return JsonPayload(schema_of_text(options.schema))
+        return protobuf_format(options.schema, options.registry)
+    return json_format(schema_of_text(options.schema))
 
 
 def format_of(options: PayloadOptions, bodies: Iterable[bytes]) -> PayloadFormat:
@@ -131,7 +129,7 @@ def format_of(options: PayloadOptions, bodies: Iterable[bytes]) -> PayloadFormat
 
         schema = payload_protobuf.infer_schema(bodies, registry_of(options.registry), options.message)
     else:
-        return JsonPayload(infer(bodies))
+        return json_format(infer(bodies))
     return given_format(replace(options, schema=schema))
 
 
@@ -169,7 +167,7 @@ def _checked(options: PayloadOptions, text: str, ledger: ExportLedger, may_add_f
             )
         ledger.fix_schema(given.text)
         known = given
-    if options.message and getattr(known, "message", "") != options.message:
+    if options.message and known.message != options.message:
         raise CheckpointError(f"--payload-message is not that of the checkpoint, {place}: use another --checkpoint")
     return known
 
@@ -221,7 +219,7 @@ def table_payload(payload: PayloadFormat | None, time: Any) -> PayloadFormat | N
     if payload is None:
         return None
     kind = _struct(payload.kind, PAYLOAD, time)
-    return payload if kind == payload.kind else TablePayload(payload, kind)
+    return replace(payload, kind=kind)
 
 
 def _struct(kind: Any, where: str, time: Any) -> Any:
@@ -255,51 +253,6 @@ _OTHERS: Final[dict[int, Callable[[Any], Any]]] = {
     pa.uint64().id: lambda kind: pa.decimal128(20, 0),
     pa.decimal256(1, 0).id: lambda kind: pa.string(),
 }
-
-
-@dataclass(frozen=True)
-class TablePayload:
-    """A format with the types of a table.
-
-    Args:
-        kind: The struct, from `table_payload`.
-    """
-
-    payload: PayloadFormat
-    kind: Any
-
-    @property
-    def text(self) -> str:
-        return self.payload.text
-
-    def parser(self) -> TableParser:
-        return TableParser(self.payload.parser(), self.kind)
-
-
-class TableParser:
-    """Converts the structs of another parser.
-
-    A value that the table's type does not have is one that does not fit: a time in the year 100,000,000, for instance,
-    which Avro's rules make of a plain `long`.
-    """
-
-    def __init__(self, parser: Parser, kind: Any) -> None:
-        self._parser = parser
-        self._kind = kind
-
-    def parse(self, bodies: Any) -> ParsedPayloads:
-        found = self._parser.parse(bodies)
-        try:
-            return found._replace(payload=found.payload.cast(self._kind))
-        except pa.ArrowInvalid:
-            errors = {row: text for row, text in enumerate(found.error.to_pylist()) if text is not None}
-            return by_halves(
-                len(found.payload),
-                lambda first, stop: found.payload.slice(first, stop - first).cast(self._kind),
-                self._kind,
-                (pa.ArrowInvalid,),
-                errors,
-            )
 
 
 def has_fields_of(kind: Any, older: Any) -> bool:

@@ -162,16 +162,13 @@ class Snapshot:
         logger.warning("the high watermark of queue %s is damaged: no message counts as synced", self.queue.queue)
         return 0
 
-    def _lines(self, name: str) -> list[list[int]]:
-        try:
-            lines = self.files.read(name).decode("ascii").split("\n")[2:]
-            return [[int(word) for word in line.split()] for line in lines]
-        except ValueError:
-            return []
-
     def _epoch_start(self) -> int:
         """Return the first offset of the broker's present (or last) run."""
-        starts = [line[1] for line in self._lines(checkpoint.LEADER_EPOCH) if len(line) == 2]
+        try:
+            lines = self.files.read(checkpoint.LEADER_EPOCH).decode("ascii").split("\n")[2:]
+            starts = [int(words[1]) for line in lines if len(words := line.split()) == 2]
+        except ValueError:
+            return 0
         return starts[-1] if starts else 0
 
     # -- inside segments

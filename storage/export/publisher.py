@@ -70,12 +70,16 @@ class SinkTarget:
         ValueError.
         """
         parts = urlsplit(url)
-        if parts.scheme not in ("amqp", "amqps") or not parts.hostname or "/" in parts.path[1:]:
+        try:
+            port = parts.port
+        except ValueError:  # its text may have a part of the password
+            port = -1
+        if parts.scheme not in ("amqp", "amqps") or not parts.hostname or "/" in parts.path[1:] or port == -1:
             raise ValueError("expected amqp://user:password@host:5672/vhost (%2F for a slash in the vhost's name)")
         secure = parts.scheme == "amqps"
         return SinkTarget(
             parts.hostname,
-            parts.port or (5671 if secure else 5672),
+            port or (5671 if secure else 5672),
             unquote(parts.username or "guest"),
             unquote(parts.password or "guest"),
             unquote(parts.path[1:]) or "/",

@@ -25,18 +25,9 @@ from amqpd.storage.export.payload import ERROR, PAYLOAD, PayloadFormat, payload_
 from amqpd.storage.export.plan import Snapshot
 
 ORDER: Final = (
-    "offset",
-    "timestamp",
-    "exchange",
-    "routing_key",
-    "value",
-    "properties",
-    "headers",
-    "vhost",
-    "queue",
-    "raw_properties",
-    "raw_headers",
-)
+    "offset", "timestamp", "exchange", "routing_key", "value", "properties", "headers", "vhost", "queue",
+    "raw_properties", "raw_headers",
+)  # fmt: skip
 """The columns, in the order of `SELECT *`. A count decodes the first one, which costs least."""
 _SCHEMA: Final = pa.schema([(name, TYPES[name]) for name in ORDER])
 _FORMAT: Final = ds.ParquetFileFormat()

@@ -113,18 +113,16 @@ class SchemaRegistry:
                     self._add_unknown(number)
             if found is None:
                 raise UnknownSchema(f"the schema registry has no schema {number}")
-            known = self._known[number] = self._with_references(found)
+            references: dict[str, str] = {}
+            self._add_references(found, references, set())
+            kind = str(found.get("schemaType") or "AVRO")
+            known = self._known[number] = RegisteredSchema(kind, str(found["schema"]), references)
         return known
 
     def _add_unknown(self, number: int) -> None:
         if len(self._unknown) >= UNKNOWN_MAX:
             del self._unknown[next(iter(self._unknown))]
         self._unknown[number] = time.monotonic()
-
-    def _with_references(self, found: dict[str, Any]) -> RegisteredSchema:
-        references: dict[str, str] = {}
-        self._add_references(found, references, set())
-        return RegisteredSchema(str(found.get("schemaType") or "AVRO"), str(found["schema"]), references)
 
     def _add_references(self, schema: dict[str, Any], found: dict[str, str], begun: set[str]) -> None:
         for each in schema.get("references") or []:

@@ -22,12 +22,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 from amqpd.storage.export import claims
 from amqpd.storage.export.checkpoint import (
     SCHEMA_FILE,
     CheckpointError,
+    ExportCheckpoint,
     KnownExport,
     Progress,
     State,
@@ -66,10 +67,6 @@ def _parsed(data: bytes, place: str | Path) -> SharedState:
         return SharedState.from_json(json.loads(data))
     except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"the state of {place} is damaged, or another version has written it") from None
-
-
-class _Busy(Exception):
-    """Another process has the lock of the checkpoint."""
 
 
 class LifeThread:
@@ -172,16 +169,10 @@ class SharedCheckpoint:
 
     def _opened(self) -> SharedState:
         """Return the state. It is created if there is none, or if the one that is there has begun nothing."""
-        until = time.monotonic() + LOCK_S
         while True:
             found = self._place.read()
             if found is None:
-                try:
-                    self._create()
-                except _Busy as error:  # another process creates it now, or an export that is not shared runs
-                    if time.monotonic() > until:
-                        raise CheckpointError(str(error)) from None
-                    time.sleep(BACKOFF_MS / 1000)
+                self._create()
                 continue
             state = _parsed(found[0], self._checkpoint)
             if state.is_checked or state.what == self._what:
@@ -195,10 +186,8 @@ class SharedCheckpoint:
         if not isinstance(self._place, SharedDirectory):
             self._replace(first, None)
             return
-        try:
-            lock = lock_checkpoint(self.directory, "export")
-        except CheckpointError as error:
-            raise _Busy(str(error)) from None
+        # Another process may create the state now. An export that is not shared has the lock for longer.
+        lock = lock_checkpoint(self.directory, "export", LOCK_S)
         try:
             before = read_unshared(self.directory, self._what)
             if before is not None:
@@ -337,7 +326,7 @@ class SharedCheckpoint:
         claim, progress = self._present
         self._update(lambda state: claims.open_again(state, claim.batch, claim.token))
         claim.attempt = claim.token
-        progress.moves = None
+        progress.moves, progress.rows, progress.bytes, progress.rejected = None, 0, 0, 0
 
     def commit(self) -> None:
         """Count the present batch as done. Raises StaleOwner if another process has done so."""
@@ -420,3 +409,7 @@ def _local_directory() -> tuple[Path, int]:
         if made.exists():  # another process may have removed it before it was locked
             return made, lock
         os.close(lock)
+
+
+ExportLedger: TypeAlias = ExportCheckpoint | SharedCheckpoint
+"""A checkpoint as the job and the targets use it. Methods raise CheckpointError and OSError."""

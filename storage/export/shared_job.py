@@ -19,7 +19,7 @@ from typing import cast
 
 from amqpd.storage.acks.retained import file_name
 from amqpd.storage.export import offsets
-from amqpd.storage.export.checkpoint import ExportLedger, Progress
+from amqpd.storage.export.checkpoint import Progress
 from amqpd.storage.export.claims import Claim, SharedState, StaleOwner, StateChanged
 from amqpd.storage.export.iceberg import SCHEME
 from amqpd.storage.export.job import (
@@ -34,9 +34,9 @@ from amqpd.storage.export.job import (
 )
 from amqpd.storage.export.object_store import is_object_store
 from amqpd.storage.export.plan import DataLoss
-from amqpd.storage.export.shared_checkpoint import TAKE_OVER_S, SharedCheckpoint
+from amqpd.storage.export.shared_checkpoint import TAKE_OVER_S, ExportLedger, SharedCheckpoint
 from amqpd.storage.export.shared_place import SharedObjects
-from amqpd.storage.export.targets import ExportTarget, Files, TargetError
+from amqpd.storage.export.targets import ExportTarget, FilePlace, TargetError
 
 logger = logging.getLogger(__name__)
 
@@ -86,14 +86,11 @@ class SharedExportJob(ExportJob):
         given = TAKE_OVER_S if options.take_over_s is None else options.take_over_s
         return SharedCheckpoint(options.checkpoint, options.identity(), given)
 
-    def _target(self, ledger: ExportLedger) -> ExportTarget:
+    def _place(self) -> FilePlace:
         options = self.options
-        if options.format in ("delta", "iceberg"):
-            return super()._target(ledger)
         if is_object_store(options.to):
-            place = SharedObjects(options.to, self._folder() or "")
-            return Files(place, options.format, list(options.partition_by), self._prefix(), ledger)
-        target = super()._target(ledger)
+            return SharedObjects(options.to, self._folder() or "")
+        place = super()._place()
         try:
             _try_rename(Path(options.checkpoint), Path(options.to))
         except OSError as error:
@@ -103,7 +100,7 @@ class SharedExportJob(ExportJob):
                 f"--share: --checkpoint {options.checkpoint} is not on the file system of --to {options.to}, so its "
                 "files cannot be renamed in one step"
             ) from None
-        return target
+        return place
 
     def _prepare(self, ledger: ExportLedger, target: ExportTarget, total: ExportReport) -> None:
         shared = cast(SharedCheckpoint, ledger)
@@ -136,10 +133,8 @@ class SharedExportJob(ExportJob):
             spans = self._spans(ledger, limit)
             has_work = any(span.stop > span.first for span in spans)
             if has_work and state.has_room:
-                if self.options.follow and (wait_s := self._time_to_wait(trigger, spans, limit)):
-                    self._wait(min(POLL_S, wait_s))
+                if not self._begins_now(trigger, spans, limit):
                     continue
-                trigger.reset()
                 self.engine.start()
                 report = self._attempt(shared, partial(self._batch, shared, target, spans))
                 if report is not None:
@@ -177,17 +172,14 @@ class SharedExportJob(ExportJob):
                 ledger.commit()
                 spans = self._claimed_spans(claim, may_be_lost=True)
                 self._commit_holds(ledger, spans)
-                lag = sum(span.end - span.stop for span in spans)
-                return ExportReport(
-                    1, progress.rows, progress.bytes, batch=progress.batch, rejected=progress.rejected, lag=lag
-                )
+                return ExportReport.of(progress, spans)
             ledger.open_again()
         spans = self._claimed_spans(claim, may_be_lost=not self.options.fail_on_data_loss)
         if not spans:
             progress.moves = []
             ledger.save()
             ledger.commit()
-            return ExportReport(1, batch=progress.batch)
+            return ExportReport.of(progress)
         return self._batch(ledger, target, spans, progress, claim.label)
 
     def _claimed_spans(self, claim: Claim, *, may_be_lost: bool) -> list[OffsetSpan]:

@@ -18,43 +18,15 @@ import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
-from amqpd.storage.export.checkpoint import NO_LINKS, SHARED, CheckpointError, create_once, sync_directory
+from amqpd.storage.export.checkpoint import NO_LINKS, SHARED, CheckpointError, create_once, sync_path
 from amqpd.storage.export.object_store import ObjectStore
 
 VERSIONS: Final = 64
 """Old versions of the state that stay in a directory."""
 STAGING: Final = "staging"
 BEATS: Final = "beats"
-
-
-class SharedPlace(Protocol):
-    """A place of a shared checkpoint. Methods raise OSError and CheckpointError."""
-
-    def read(self) -> tuple[bytes, str] | None:
-        """Return the document and its version; None if there is none."""
-
-    def replace(self, data: bytes, version: str | None) -> bool:
-        """Replace the document if it has this version. No two documents may be equal.
-
-        Args:
-            version: None: there must be no document.
-
-        Returns: False if it has another version, or if it is unknown whether the document was replaced.
-        """
-
-    def beat(self, token: str, count: int) -> None:
-        """Write an owner's sign of life."""
-
-    def beats(self, tokens: Iterable[str]) -> dict[str, str | None]:
-        """Return the newest sign of life of each owner; None if there is none."""
-
-    def left(self) -> set[str]:
-        """Return the names of attempts and tokens that have files or signs of life."""
-
-    def remove(self, name: str) -> None:
-        """Remove the files of an attempt, and the sign of life of the token with this name."""
 
 
 class SharedDirectory:
@@ -73,6 +45,7 @@ class SharedDirectory:
             left.unlink(missing_ok=True)
 
     def read(self) -> tuple[bytes, str] | None:
+        """Return the document and its version; None if there is none."""
         while True:
             numbers = self._numbers()
             if not numbers:
@@ -88,6 +61,10 @@ class SharedDirectory:
         return self._versions / f"{number:020d}.json"
 
     def replace(self, data: bytes, version: str | None) -> bool:
+        """Replace the document if it has this version; None: there must be none. No two documents may be equal.
+
+        Returns: False if it has another version, or if it is unknown whether the document was replaced.
+        """
         number, _, before = (version or "0:").partition(":")
         try:
             if not create_once(self._path(int(number) + 1), data):
@@ -100,7 +77,7 @@ class SharedDirectory:
             raise CheckpointError(
                 f"the checkpoint {self._root}: its file system has no hard links, so it cannot be shared: use another"
             ) from error
-        sync_directory(self._versions)
+        sync_path(self._versions)
         if version is not None and not self._is_there(int(number), before):
             return False
         for old in self._numbers():
@@ -117,9 +94,11 @@ class SharedDirectory:
             return False
 
     def beat(self, token: str, count: int) -> None:
+        """Write an owner's sign of life."""
         (self._root / BEATS / token).write_text(str(count))
 
     def beats(self, tokens: Iterable[str]) -> dict[str, str | None]:
+        """Return the newest sign of life of each owner; None if there is none."""
         found: dict[str, str | None] = {}
         for token in tokens:
             try:
@@ -129,12 +108,14 @@ class SharedDirectory:
         return found
 
     def left(self) -> set[str]:
+        """Return the names of attempts and tokens that have files or signs of life."""
         found = {path.name for path in (self._root / BEATS).iterdir()}
         if (self._root / STAGING).exists():
             found |= {path.name for path in (self._root / STAGING).iterdir()}
         return found
 
     def remove(self, name: str) -> None:
+        """Remove the files of an attempt, and the sign of life of the token with this name."""
         (self._root / BEATS / name).unlink(missing_ok=True)
         shutil.rmtree(self._root / STAGING / name, ignore_errors=True)  # a paused process may still write there
 
@@ -144,7 +125,7 @@ def _digest(data: bytes) -> str:
 
 
 class SharedStore:
-    """An object store with conditional writes."""
+    """An object store with conditional writes. Methods are those of SharedDirectory."""
 
     def __init__(self, url: str) -> None:
         self._store = ObjectStore(url)
@@ -153,7 +134,7 @@ class SharedStore:
         return self._store.read("state.json")
 
     def replace(self, data: bytes, version: str | None) -> bool:
-        return self._store.replace_if("state.json", data, version) is not None
+        return self._store.replace("state.json", data, version) is not None
 
     def beat(self, token: str, count: int) -> None:
         self._store.write(f"{BEATS}/{token}", str(count).encode())
@@ -168,6 +149,9 @@ class SharedStore:
     def remove(self, name: str) -> None:
         staged = [path for path, _ in self._store.sizes(f"{STAGING}/{name}")]
         self._store.delete([f"{BEATS}/{name}", *staged])
+
+
+SharedPlace: TypeAlias = SharedDirectory | SharedStore
 
 
 class SharedObjects(ObjectStore):

@@ -114,7 +114,10 @@ class _Manifest:
     def _save(self) -> None:
         self._number += 1
         content: dict[str, Any] = {"number": self._number, "hidden": self.hidden}
-        self._version = self._store.replace(self._name, json.dumps(content, indent=1).encode(), self._version)
+        version = self._store.replace(self._name, json.dumps(content, indent=1).encode(), self._version)
+        if version is None:
+            raise ObjectStoreError(f"--to {self._store.url}: another program has written {self._name} meanwhile")
+        self._version = version
 
 
 def compact_store(options: CompactionOptions, work: Path, watch: Watch) -> CompactionReport:

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from amqpd.storage.export.checkpoint import (
     NO_LINKS,
-    ExportLedger,
     Progress,
     create_once,
     directory_lock,
@@ -34,13 +33,13 @@ from amqpd.storage.export.checkpoint import (
 from amqpd.storage.export.engine import ExportEngine, ExportRows
 from amqpd.storage.export.file_writer import REJECTED_KIND, FileLayout
 from amqpd.storage.export.object_store import ObjectStore, is_object_store
+from amqpd.storage.export.shared_checkpoint import ExportLedger
 from amqpd.storage.export.shared_place import SharedObjects
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, Table
 
 
-FORMATS: Final = ("parquet", "json", "csv", "delta", "iceberg")
 CHUNK_ROWS: Final = 5000
 LABEL_MAX: Final = 120  # a file name has at most 255 bytes, which includes the offsets
 _PART: Final = re.compile(r"part-(\d+)-[0-9a-f-]{32,36}(?:[-.]c(\d+))?\.[a-z0-9.]+")

@@ -165,8 +165,8 @@ class DirtyFiles:
     def collect(self, part: SyncPart, settled_too: bool, durable: bool, failed: bool) -> None:
         """Move everything into `part`.
 
-        The files of a failed log are only forgotten. So are those of a temporary log, unless `spilled` has asked for
-        a sync.
+        The files of a failed log are only forgotten. So are those of a temporary log, unless `count_spilled`
+        has asked for a sync.
 
         Args:
             settled_too: include `.settled` files even if nothing in this job depends on them.
@@ -728,7 +728,7 @@ class Log:
     @property
     def dirty(self) -> bool:
         """Return whether a job has something to do."""
-        return self.unsynced.needs_job or (self.removals.wanted and not self.cleaning)
+        return self.unsynced.needs_job or (self.removals.wanted and not self.cleaning and not self.failed)
 
     def collect(self, part: SyncPart, settled_too: bool = True) -> None:
         """Move everything that needs a sync into `part`.

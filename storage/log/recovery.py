@@ -59,6 +59,7 @@ from amqpd.storage.queue_log import LogUnusable
 
 # Entries to process before the loop may do something else: some ms.
 PIECE_COUNT: Final = 2048
+_EVER_S: Final = float("inf")
 
 
 class RecoveryState:
@@ -728,13 +729,11 @@ class RecoveredLog:
             except OSError as error:  # for `finish`
                 self._error = error
 
-    def cancel(self) -> bool:
-        """Prevent the write, because the queue is deleted. Return False if a thread is writing just now."""
-        if not self._writing.acquire(blocking=False):
-            return False
-        self._is_done = True
-        self._writing.release()
-        return True
+    def cancel(self) -> None:
+        """Prevent the write, because the queue is deleted. A write that runs now continues."""
+        if self._writing.acquire(blocking=False):
+            self._is_done = True
+            self._writing.release()
 
     def finish(self) -> None:
         """Make the log usable, on the loop, after `write`.
@@ -815,10 +814,9 @@ class RecoveryReader:
 
     def read_all(self) -> RecoveredLog:
         """Do the rest at once. Raises: as `read_slice`."""
-        while True:
-            opening = next(self._steps)
-            if opening is not None:
-                return opening
+        opening = self.read_slice(_EVER_S)
+        assert opening is not None  # the time is never over
+        return opening
 
     def close(self) -> None:
         """Give up."""

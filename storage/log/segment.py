@@ -251,13 +251,7 @@ class Segment:
             parts += [encode_entry(ack_set.TRANSIENT, *each) for each in self.transient]
             parts.append(encode_entry(ack_set.TOTALS, self.end, self.size, self.body_bytes))
             parts.append(encode_entry(ack_set.TIMES, self.first_timestamp_ms, self.max_timestamp_ms, 0))
-        if self.settled.range_count() >= 0:
-            parts += [encode_entry(ack_set.SETTLED, first, last, 0) for first, last in self.settled.ranges()]
-        else:
-            for start in range(self.base, self.settled.highest + 1, 128):
-                low, high = self.settled.words(start)
-                if low or high:
-                    parts.append(encode_entry(ack_set.BITS, start, low, high))
+        parts += ack_set.encode_offsets(self.settled)
         body_bytes = max(0, body_bytes)
         parts.append(encode_entry(ack_set.BYTES, body_bytes, min(self.settled_transient_bytes, body_bytes), 0))
         parts += [encode_entry(ack_set.LOST, first, last, 0) for first, last in self.lost]
@@ -431,7 +425,10 @@ class Segment:
             flushed = self._index.flushed
             self._index.truncate(size)
             if self._index.flushed < flushed:
-                self.rewrite_index()
+                try:
+                    self.rewrite_index()
+                except OSError as error:  # it can be rebuilt, and the caller must cut the log
+                    logger.warning("%s.index: cannot write it: %s", self.prefix, error)
         if self._times is not None:
             self._times.truncate(max(0, end - self.base))
         self._since_entry = INTERVAL_BYTES + 1

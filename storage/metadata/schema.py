@@ -1,8 +1,8 @@
 """Database schema of the metadata: tables and conversion of rows (rows.py).
 
 This is the only definition of the schema. A row is a NamedTuple whose fields are the columns. `TABLES` adds column
-types, keys, and the parents whose deletion deletes a row. The module sqlite.py uses it at a start with
-the standard library; sql.py uses it with SQLAlchemy for every write and for other databases.
+types, keys, and the parents whose deletion deletes a row. sqlite.py uses it with the standard library, sql.py with
+SQLAlchemy for other databases.
 
 Database values are text, integers (booleans are 0 and 1) and bytes. A word list is a JSON array. A routing key is
 bytes, because AMQP does not require UTF-8; in Python it is a str with surrogate escapes. Field tables (`arguments`)
@@ -22,11 +22,15 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from amqpd.storage.metadata.rows import (
     BindingRow,
+    Change,
+    Delete,
+    DeleteBindings,
     ExchangeRow,
     GlobalParameterRow,
     ParameterRow,
     PermissionRow,
     PolicyRow,
+    Put,
     QueueRow,
     Row,
     ScramRow,
@@ -359,3 +363,34 @@ def parent_key(parent: str) -> str:
 def tables_after(version: int) -> list[Table]:
     """Return the tables that a database of this schema version lacks."""
     return [table for table in TABLES if table.since > version]
+
+
+class ChangeGroup(NamedTuple):
+    """Changes that take one statement for each table and kind: first the deletions, then the rows that are put.
+
+    So a thousand queues with their bindings take two statements.
+    """
+
+    unbound: list[DeleteBindings]
+    deleted: dict[str, list[Row]]
+    """By the name of their table."""
+    put: dict[str, list[Row]]
+    """By the name of their table."""
+
+
+def group_changes(changes: Iterable[Change]) -> list[ChangeGroup]:
+    """Return groups that together have the same effect as the changes, one after the other."""
+    bindings = TABLE_OF[BindingRow].name
+    group = ChangeGroup([], {}, {})
+    groups = [group]
+    for change in changes:
+        # A deletion that comes after a row that it can take with it begins the next group.
+        if (group.put and isinstance(change, Delete)) or (bindings in group.put and isinstance(change, DeleteBindings)):
+            group = ChangeGroup([], {}, {})
+            groups.append(group)
+        if isinstance(change, DeleteBindings):
+            group.unbound.append(change)
+        else:
+            rows = group.put if isinstance(change, Put) else group.deleted
+            rows.setdefault(TABLE_OF[type(change.row)].name, []).append(change.row)
+    return groups

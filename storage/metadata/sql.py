@@ -1,11 +1,7 @@
-"""The metadata tables in SQLAlchemy Core: every write, and the start with a database other than our SQLite file.
+"""The metadata tables in SQLAlchemy Core, for the database of `metadata.url`.
 
-Imported late, and for our SQLite file in the metadata thread (see sqlite.py). SQLite and PostgreSQL write rows by
-INSERT ... ON CONFLICT DO UPDATE, many rows of a table per executemany (5 us per row). Other databases get UPDATE or
-INSERT after a SELECT.
-
-PYTEST_DONT_REWRITE: pytest parses each module of a package with fixtures, and CPython 3.11 fails if two threads
-parse at the same time.
+SQLite and PostgreSQL write rows by INSERT ... ON CONFLICT DO UPDATE, many rows of a table per executemany (5 us per
+row). Other databases get UPDATE or INSERT after a SELECT.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
 
-from amqpd.storage.metadata.rows import BindingRow, Change, Delete, DeleteBindings, Put, Row
+from amqpd.storage.metadata.rows import BindingRow, Change, Put, Row
 from amqpd.storage.metadata.schema import (
     HEADER_TABLE,
     NAME_LENGTH,
@@ -29,6 +25,7 @@ from amqpd.storage.metadata.schema import (
     ColumnType,
     Plain,
     Table,
+    group_changes,
     parent_key,
     tables_after,
 )
@@ -80,11 +77,11 @@ class SqlAlchemyTables:
     Raises sqlalchemy.exc.SQLAlchemyError, which store.py translates.
 
     Args:
-        url: an SQLAlchemy URL, or the path of an SQLite file.
+        url: an SQLAlchemy URL.
     """
 
-    def __init__(self, url: str | Path) -> None:
-        address = sa.URL.create("sqlite", database=str(url)) if isinstance(url, Path) else sa.make_url(url)
+    def __init__(self, url: str) -> None:
+        address = sa.make_url(url)
         # pool_pre_ping detects a connection dropped by the server before a group is written.
         self._engine = sa.create_engine(address, pool_pre_ping=True, hide_parameters=True)
         self._dialect = self._engine.dialect.name
@@ -96,7 +93,13 @@ class SqlAlchemyTables:
         self._schema = core_schema()
         self._puts = {table.name: self._put_statement(table) for table in TABLES}
         self._deletes = {table.name: self._delete_statement(table) for table in TABLES}
-        self._delete_bindings = {kind: self._delete_bindings_statement(kind) for kind in ("queue", "exchange")}
+        bindings = self._schema.tables[_BINDINGS]
+        name: sa.BindParameter[str] = sa.bindparam("key_name")
+        of_vhost = bindings.delete().where(bindings.c.vhost == sa.bindparam("key_vhost"))
+        self._delete_by_source = of_vhost.where(bindings.c.source == name)
+        self._delete_by_destination = of_vhost.where(
+            bindings.c.destination == name, bindings.c.destination_type == sa.bindparam("key_kind")
+        )
 
     def header(self) -> dict[str, str] | None:
         """Return the header table, None if it does not exist."""
@@ -173,43 +176,19 @@ class SqlAlchemyTables:
         self._engine.dispose()
 
     def _apply(self, connection: sa.Connection, changes: Iterable[Change]) -> None:
-        """Apply changes. The order of changes to different rows can differ.
-
-        So a thousand queues with their bindings take two statements.
-        """
-        put: dict[str, list[Row]] = {}
-        deleted: dict[str, list[Row]] = {}
-        ends: dict[str, list[DeleteBindings]] = {}
-        for change in changes:
-            # Deletions are executed first. One that comes after a row that it can take with it must follow.
-            if (put and isinstance(change, Delete)) or (_BINDINGS in put and isinstance(change, DeleteBindings)):
-                self._execute(connection, put, deleted, ends)
-                put, deleted, ends = {}, {}, {}
-            if isinstance(change, DeleteBindings):
-                ends.setdefault(change.kind, []).append(change)
-            else:
-                rows = put if isinstance(change, Put) else deleted
-                rows.setdefault(TABLE_OF[type(change.row)].name, []).append(change.row)
-        self._execute(connection, put, deleted, ends)
-
-    def _execute(
-        self,
-        connection: sa.Connection,
-        put: dict[str, list[Row]],
-        deleted: dict[str, list[Row]],
-        ends: dict[str, list[DeleteBindings]],
-    ) -> None:
-        """Execute one statement for each table and kind of change. put, deleted: rows by the names of their tables."""
-        for kind, gone in ends.items():
-            names = [{"key_vhost": each.vhost, "key_name": each.name} for each in gone]
-            connection.execute(self._delete_bindings[kind], names)
-        for table in TABLES:  # parents first
-            if table.name in deleted:
-                encoded = [table.encode(row) for row in deleted[table.name]]
-                keys = [{f"key_{name}": row[name] for name in table.key} for row in encoded]
-                connection.execute(self._deletes[table.name], keys)
-            if table.name in put:
-                self._put(connection, table, [table.encode(row) for row in put[table.name]])
+        for group in group_changes(changes):
+            ends = [{f"key_{name}": value for name, value in each._asdict().items()} for each in group.unbound]
+            if ends:
+                connection.execute(self._delete_by_destination, ends)
+            if exchanges := [each for each in ends if each["key_kind"] == "exchange"]:
+                connection.execute(self._delete_by_source, exchanges)
+            for table in TABLES:  # parents first
+                if table.name in group.deleted:
+                    encoded = [table.encode(row) for row in group.deleted[table.name]]
+                    keys = [{f"key_{name}": row[name] for name in table.key} for row in encoded]
+                    connection.execute(self._deletes[table.name], keys)
+                if table.name in group.put:
+                    self._put(connection, table, [table.encode(row) for row in group.put[table.name]])
 
     def _put(self, connection: sa.Connection, table: Table, rows: Sequence[dict[str, Plain]]) -> None:
         upsert = self._puts[table.name]
@@ -241,13 +220,6 @@ class SqlAlchemyTables:
     def _delete_statement(self, table: Table) -> sa.Delete:
         target = self._schema.tables[table.name]
         return target.delete().where(*(target.c[name] == sa.bindparam(f"key_{name}") for name in table.key))
-
-    def _delete_bindings_statement(self, kind: str) -> sa.Delete:
-        bindings = self._schema.tables[_BINDINGS]
-        name: sa.BindParameter[str] = sa.bindparam("key_name")
-        ends_there = sa.and_(bindings.c.destination == name, bindings.c.destination_type == kind)
-        condition = ends_there if kind == "queue" else sa.or_(ends_there, bindings.c.source == name)
-        return bindings.delete().where(bindings.c.vhost == sa.bindparam("key_vhost"), condition)
 
 
 def _sqlite_connected(connection: Any, _record: object) -> None:

@@ -3,11 +3,12 @@
 At run time the broker's memory is authoritative. `open` returns all rows once, at a start. Later changes are
 submitted, and the client gets its reply after `done`. One thread uses the database. It writes all waiting
 submissions in one transaction; while one commit syncs, the next group fills. If a group fails, each submission is
-written alone, so that only the invalid one fails. `done` callbacks run on the loop in the order of submission, in
-slices of ANSWERS_A_TURN.
+written alone, so that only the invalid one fails; if the database is unavailable, the whole group fails. `done`
+callbacks run on the loop in the order of submission, in slices of ANSWERS_A_TURN.
 
-The default database is `<data_dir>/metadata.sqlite` (WAL, synchronous=FULL, foreign keys, mode 0600); any
-SQLAlchemy URL works. Formats: schema.py. Start without SQLAlchemy: sqlite.py.
+The default database is `<data_dir>/metadata.sqlite` (WAL, synchronous=FULL, foreign keys, mode 0600). A URL of
+SQLAlchemy names another SQLite file or a PostgreSQL database. Formats: schema.py. Our file: sqlite.py, without
+SQLAlchemy. Other databases: sql.py.
 
 **Instance id.** `<data_dir>/instance-id` and the database contain the same 32 hex digits. If they differ, every
 queue's directory would be unknown, so the broker does not start. The file is written and synced first, then the
@@ -21,17 +22,15 @@ separately, so that the broker completes the deletion. A deleted queue never ret
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import sqlite3
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.metadata.rows import (
@@ -53,12 +52,10 @@ from amqpd.storage.metadata.rows import (
     UserRow,
     VhostRow,
 )
-from amqpd.storage.metadata.schema import SCHEMA_VERSION
-from amqpd.storage.metadata.sqlite import SqliteBootstrap
+from amqpd.storage.metadata.schema import SCHEMA_VERSION, TABLES
+from amqpd.storage.metadata.sqlite import SqliteTables
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from amqpd.storage.metadata.sql import SqlAlchemyTables
 
 logger = logging.getLogger(__name__)
@@ -98,7 +95,7 @@ class MetadataClosed(MetadataError):
 
 
 class MetadataState(NamedTuple):
-    """All rows at the start.
+    """All rows at the start; the lists have the names of the tables.
 
     The broker completes the deletion of rows in state `deleting`, which are in separate lists.
 
@@ -129,13 +126,23 @@ class MetadataState(NamedTuple):
     scram_credentials: list[ScramRow]
 
 
-class _Start(Protocol):
-    """The common methods of sqlite.py and sql.py."""
+class MetadataStore(Protocol):
+    """The metadata as the broker uses it: in a database of this node (`SqlMetadataStore`), or in Kafka in a cluster."""
 
-    def header(self) -> dict[str, str] | None: ...
-    def rows(self) -> dict[type[Row], list[Row]]: ...
-    def create(self, header: Mapping[str, str], rows: Sequence[Row]) -> None: ...
-    def upgrade(self, version: int) -> None: ...
+    def open(self, seed: Callable[[], Sequence[Row]] | None = None) -> MetadataState:
+        """Return all rows. Call once. Raises: MetadataError."""
+
+    def submit(self, changes: Sequence[Change], done: Done) -> None:
+        """Write all changes or none; `done` gets None or WriteFailed on the loop. Raises: MetadataClosed."""
+
+    def checkpoint(self, done: Done) -> None:
+        """Call `done(None)` when nothing can undo earlier changes. Raises: MetadataClosed."""
+
+    def copy(self, path: Path, done: Done) -> None:
+        """Copy all earlier changes to `path`, then call `done(None)`. Raises: MetadataClosed."""
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the store. No `submit` may follow."""
 
 
 class _Submission(NamedTuple):
@@ -162,12 +169,11 @@ class SqlMetadataStore:
         self._url: str | Path = url or data_dir / DATABASE_NAME
         self._data_dir = data_dir
         self._post = post
-        self._store: SqlAlchemyTables | None = None
+        self._tables: SqliteTables | SqlAlchemyTables | None = None
         self._waiting: deque[_Submission] = deque()
         # Callbacks that the loop has not called yet.
         self._answers: deque[tuple[Done, BaseException | None]] = deque()
         self._changed = threading.Condition()
-        self._warm = False
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -183,8 +189,7 @@ class SqlMetadataStore:
         Raises: NewerSchema; InstanceMismatch; MetadataError (unreadable, no driver, no connection).
         """
         try:
-            start = self._start()
-            state = self._open(start, seed)
+            state = self._open(self._connected(), seed)
         except MetadataError:
             self._dispose()
             raise
@@ -196,12 +201,6 @@ class SqlMetadataStore:
         self._thread = threading.Thread(target=self._run, name="amqpd-metadata", daemon=True)
         self._thread.start()
         return state
-
-    def warm(self) -> None:
-        """Import SQLAlchemy and connect now, in the thread, so that the first declaration need not wait."""
-        with self._changed:
-            self._warm = True
-            self._changed.notify()
 
     def submit(self, changes: Sequence[Change], done: Done) -> None:
         """Write `changes` in one transaction.
@@ -250,13 +249,8 @@ class SqlMetadataStore:
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
-    def _start(self) -> _Start:
-        if isinstance(self._url, Path):
-            return SqliteBootstrap(self._url)
-        return self._core()
-
-    def _open(self, start: _Start, seed: Callable[[], Sequence[Row]] | None) -> MetadataState:
-        header = start.header()
+    def _open(self, tables: SqliteTables | SqlAlchemyTables, seed: Callable[[], Sequence[Row]] | None) -> MetadataState:
+        header = tables.header()
         ours = _read_instance(self._data_dir)
         fresh = header is None
         if header is None:
@@ -271,7 +265,7 @@ class SqlMetadataStore:
             instance = ours or random_id()
             if ours is None:
                 _write_instance(self._data_dir, instance)
-            start.create({"instance_id": instance, "schema_version": str(SCHEMA_VERSION)}, rows)
+            tables.create({"instance_id": instance, "schema_version": str(SCHEMA_VERSION)}, rows)
             FileSystem().fsync_dir(str(self._data_dir))
         else:
             instance = self._check(header, ours)
@@ -280,8 +274,8 @@ class SqlMetadataStore:
                 logger.info(
                     "metadata (%s): upgrading schema version %d to %d", self._database(), version, SCHEMA_VERSION
                 )
-                start.upgrade(version)
-        return state_of(instance, fresh, start.rows())
+                tables.upgrade(version)
+        return state_of(instance, fresh, tables.rows())
 
     def _check(self, header: dict[str, str], ours: str | None) -> str:
         """Return the instance id if the database may be used."""
@@ -320,29 +314,29 @@ class SqlMetadataStore:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing or self._warm)
+                self._changed.wait_for(lambda: self._waiting or self._closing)
                 group = [self._waiting.popleft() for _ in range(min(len(self._waiting), GROUP_MAX))]
-                closing, self._warm = self._closing, False
             if group:
                 self._report(group, self._write_group(group))
                 del group  # release their objects while the thread waits
-            elif closing:
+            else:
                 self._dispose()
                 return
-            else:
-                self._write([])
 
     def _write_group(self, group: list[_Submission]) -> list[BaseException | None]:
         """Write a group in one transaction or, if that fails, each submission alone.
+
+        If an empty transaction fails too, the database is unavailable, and the whole group fails: an attempt can wait
+        for seconds (SQLite's busy_timeout, a server that does not answer).
 
         Return one result per submission.
         """
         error = self._write([change for submission in group for change in submission.changes])
         errors = [error] * len(group)
-        if error is not None and len(group) > 1:
+        if error is not None and len(group) > 1 and self._write(()) is None:
             errors = [self._write(submission.changes) for submission in group]
         if any(submission.checkpoint for submission in group):
-            error = self._attempt(lambda: self._core().checkpoint())
+            error = self._attempt(lambda: self._connected().checkpoint())
             errors = [error if each.checkpoint else before for each, before in zip(group, errors, strict=True)]
         for index, submission in enumerate(group):
             if submission.copy is not None:
@@ -351,10 +345,10 @@ class SqlMetadataStore:
         return errors
 
     def _copy_to(self, path: Path) -> None:
-        self._core().copy_to(path)
+        self._connected().copy_to(path)
 
     def _write(self, changes: Sequence[Change]) -> BaseException | None:
-        return self._attempt(lambda: self._core().write(changes))
+        return self._attempt(lambda: self._connected().write(changes))
 
     def _attempt(self, call: Callable[[], None]) -> BaseException | None:
         try:
@@ -395,29 +389,20 @@ class SqlMetadataStore:
                 self._post(self._call)
                 return
 
-    def _core(self) -> SqlAlchemyTables:
-        if self._store is None:
-            try:
+    def _connected(self) -> SqliteTables | SqlAlchemyTables:
+        if self._tables is None:
+            if isinstance(self._url, Path):
+                self._tables = SqliteTables(self._url)
+            else:
                 from amqpd.storage.metadata.sql import SqlAlchemyTables
 
-                self._store = SqlAlchemyTables(self._url)
-            except OSError as error:
-                if error.errno in {errno.EMFILE, errno.ENFILE}:
-                    _remove_half_imported()
-                raise
-        return self._store
+                self._tables = SqlAlchemyTables(self._url)
+        return self._tables
 
     def _dispose(self) -> None:
-        if self._store is not None:
-            self._store.close()
-            self._store = None
-
-
-def _remove_half_imported() -> None:
-    """Remove the modules of SQLAlchemy, so that the next try imports them as a whole."""
-    for name in list(sys.modules):
-        if name.partition(".")[0] == "sqlalchemy" or name == "amqpd.storage.metadata.sql":
-            del sys.modules[name]
+        if self._tables is not None:
+            self._tables.close()
+            self._tables = None
 
 
 def state_of(instance: str, fresh: bool, rows: dict[type[Row], list[Row]]) -> MetadataState:
@@ -430,30 +415,17 @@ def state_of(instance: str, fresh: bool, rows: dict[type[Row], list[Row]]) -> Me
             return [row for row in found if getattr(row, "vhost", None) not in deleting_names]
         return found
 
-    caches = rows_of(SeenCacheRow)
-    known = {row.id for row in caches}
-    live = {row.id for row in rows_of(QueueRow) if row.state != "deleting"}
-    return MetadataState(
-        instance_id=instance,
-        fresh=fresh,
-        vhosts=[row for row in rows_of(VhostRow) if row.state != "deleting"],
-        deleting_vhosts=[row for row in rows_of(VhostRow) if row.state == "deleting"],
-        users=rows_of(UserRow),
-        permissions=rows_of(PermissionRow),
-        topic_permissions=rows_of(TopicPermissionRow),
-        exchanges=rows_of(ExchangeRow),
-        queues=[row for row in rows_of(QueueRow) if row.state != "deleting"],
-        deleting_queues=[row for row in rows_of(QueueRow) if row.state == "deleting"],
-        bindings=rows_of(BindingRow),
-        policies=rows_of(PolicyRow),
-        parameters=rows_of(ParameterRow),
-        global_parameters=rows_of(GlobalParameterRow),
-        stored_offsets=[row for row in rows_of(StoredOffsetRow) if row.queue_id in live],
-        user_limits=rows_of(UserLimitsRow),
-        seen_caches=caches,
-        seen=[row for row in rows_of(SeenRow) if row.cache_id in known],
-        scram_credentials=rows_of(ScramRow),
-    )
+    vhosts, queues = rows_of(VhostRow), rows_of(QueueRow)
+    live = {row.id for row in queues if row.state != "deleting"}
+    known = {row.id for row in rows_of(SeenCacheRow)}
+    found: dict[str, Any] = {table.name: rows_of(table.row) for table in TABLES}
+    found["vhosts"] = [row for row in vhosts if row.state != "deleting"]
+    found["deleting_vhosts"] = [row for row in vhosts if row.state == "deleting"]
+    found["queues"] = [row for row in queues if row.state != "deleting"]
+    found["deleting_queues"] = [row for row in queues if row.state == "deleting"]
+    found["stored_offsets"] = [row for row in rows_of(StoredOffsetRow) if row.queue_id in live]
+    found["seen"] = [row for row in rows_of(SeenRow) if row.cache_id in known]
+    return MetadataState(instance, fresh, **found)
 
 
 def _is_database_error(error: Exception) -> bool:

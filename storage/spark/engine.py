@@ -129,12 +129,10 @@ class SparkEngine(ExportEngine):
         options, parts = rows.parts()
         tasks = list(enumerate(spread(parts, context.defaultParallelism, rows.task_bytes_min)))
         if not tasks:
-            return WrittenBatch([], 0, 0)
+            return WrittenBatch.of([])
         work = partial(_in_worker, options, layout)
-        found = [each for some in context.parallelize(tasks, len(tasks)).map(work).collect() for each in some]
-        return WrittenBatch(
-            [each.path for each in found], sum(each.rows for each in found), sum(each.size_bytes for each in found)
-        )
+        found = context.parallelize(tasks, len(tasks)).map(work).collect()
+        return WrittenBatch.of([each for some in found for each in some])
 
     def _write_with_spark(self, rows: ExportRows, layout: FileLayout) -> WrittenBatch:
         from pyspark.sql import Observation

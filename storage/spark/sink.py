@@ -43,17 +43,26 @@ from typing import Any
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import BinaryType, StringType, StructType
+from pyspark.sql.types import BinaryType, MapType, StringType, StructType
 
 from amqpd.storage.export.columns import COLUMNS, PROPERTIES
 from amqpd.storage.export.message_rows import MessageRows, RowOptions
-from amqpd.storage.export.options import BadOption
+from amqpd.storage.export.options import BadOption, known_options
 from amqpd.storage.export.publisher import SinkPublisher, SinkTarget
 
 logger = logging.getLogger(__name__)
 
 NAMES = ("url", "exchange", "routingKey", "delivery", "window", "mandatory", "persistent", "messageId", "timeout")
 _IGNORED = ("vhost", "queue", "offset", "timestamp", "raw_headers")
+_TYPES = {
+    "value": (BinaryType, StringType),
+    "exchange": StringType,
+    "routing_key": StringType,
+    "message_id": StringType,
+    "properties": StructType,
+    "headers": MapType,
+    "raw_properties": BinaryType,
+}
 _FIELDS = tuple(name for name, _ in PROPERTIES)
 
 
@@ -76,14 +85,9 @@ class SinkOptions(RowOptions):
 
 
 def parse(options: Mapping[str, str]) -> SinkOptions:
-    by_lower = {name.lower(): name for name in NAMES}
-    given: dict[str, str] = {}
-    for name, value in options.items():
-        if name.lower() == "checkpointlocation":
-            continue  # Spark passes on its own option
-        if name.lower() not in by_lower:
-            raise BadOption(f"unknown option '{name}' for writing, expected one of {', '.join(NAMES)}")
-        given[by_lower[name.lower()]] = value
+    # Spark passes on its own option checkpointLocation.
+    own = {name: value for name, value in options.items() if name.lower() != "checkpointlocation"}
+    given = known_options(own, NAMES, "writing")
     if "url" not in given:
         raise BadOption("url is missing: amqp://user:password@host:5672/vhost")
     try:
@@ -129,27 +133,17 @@ def check_schema(schema: StructType) -> None:
     if "value" not in names:
         raise BadOption("the column 'value' is missing: the message's body, binary or string")
     for column in schema.fields:
-        kind = column.dataType
-        if column.name == "value":
-            fits = isinstance(kind, BinaryType | StringType)
-        elif column.name in ("routing_key", "exchange", "message_id"):
-            fits = isinstance(kind, StringType)
-        elif column.name == "properties":
-            fits = isinstance(kind, StructType)
-            unknown = set(kind.fieldNames()) - set(_FIELDS) if isinstance(kind, StructType) else set()
-            if unknown:
-                raise BadOption(f"unknown property {', '.join(sorted(unknown))}, expected one of {', '.join(_FIELDS)}")
-        elif column.name == "headers":
-            fits = kind.typeName() == "map"
-        elif column.name == "raw_properties":
-            fits = isinstance(kind, BinaryType)
-        else:
-            if column.name not in _IGNORED:
-                known = ["message_id", *(name for name in COLUMNS if name not in _IGNORED)]
-                raise BadOption(f"unknown column '{column.name}', expected one of {', '.join(known)}")
+        if column.name in _IGNORED:
             continue
-        if not fits:
+        if column.name not in _TYPES:
+            known = ["message_id", *(name for name in COLUMNS if name not in _IGNORED)]
+            raise BadOption(f"unknown column '{column.name}', expected one of {', '.join(known)}")
+        kind = column.dataType
+        if not isinstance(kind, _TYPES[column.name]):
             raise BadOption(f"column '{column.name}' cannot be {kind.simpleString()}")
+        unknown = set(kind.fieldNames()) - set(_FIELDS) if isinstance(kind, StructType) else set()
+        if unknown:
+            raise BadOption(f"unknown property {', '.join(sorted(unknown))}, expected one of {', '.join(_FIELDS)}")
     if "raw_properties" in names and "properties" in names:
         logger.info("the columns properties and headers are ignored: raw_properties replaces them")
 

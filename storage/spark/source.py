@@ -32,7 +32,7 @@ from pyspark.sql.types import DataType, StructType
 
 from amqpd.storage.export import offsets
 from amqpd.storage.export.arrow import batches
-from amqpd.storage.export.columns import COLUMNS, UnknownColumn, ddl
+from amqpd.storage.export.columns import COLUMNS, UnknownColumn, check_columns, ddl
 from amqpd.storage.export.options import BadOption, ReadOptions, parse
 from amqpd.storage.export.plan import LogPartition
 
@@ -83,9 +83,8 @@ class _Columns:
         self.options = options
         self.wanted = schema
         for field in schema.fields:
-            kind = COLUMNS.get(field.name)
-            if kind is None:
-                raise UnknownColumn(f"unknown column '{field.name}', expected one of {', '.join(COLUMNS)}")
+            check_columns([field.name])
+            kind = COLUMNS[field.name]
             if _kind(field.dataType) != kind:
                 raise UnknownColumn(f"column '{field.name}' is {kind}, not {_kind(field.dataType)}")
 

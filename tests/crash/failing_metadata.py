@@ -13,18 +13,18 @@ from pathlib import Path
 
 from amqpd.__main__ import main
 from amqpd.storage.metadata.rows import Change
-from amqpd.storage.metadata.sql import SqlAlchemyTables
+from amqpd.storage.metadata.sqlite import SqliteTables
 
-_write = SqlAlchemyTables.write
+_write = SqliteTables.write
 _switch = Path(sys.argv.pop(1))
 
 
-def write_or_fail(self: SqlAlchemyTables, changes: Iterable[Change]) -> None:
+def write_or_fail(self: SqliteTables, changes: Iterable[Change]) -> None:
     if _switch.exists():
         raise sqlite3.OperationalError("database or disk is full")
     _write(self, changes)
 
 
 if __name__ == "__main__":
-    SqlAlchemyTables.write = write_or_fail  # type: ignore[method-assign]
+    SqliteTables.write = write_or_fail  # type: ignore[method-assign]
     sys.exit(main())

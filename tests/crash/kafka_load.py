@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, Final, cast
 
 import pamqp.encode
@@ -203,8 +205,8 @@ class KafkaLoad:
         producer.close(0 if self.aborted else 10)
 
     async def _transact(self, name: str) -> None:
-        """Commit and abort transactions. After an error a new producer fences the old one."""
-        number = 0
+        """Commit and abort transactions. After an error a new producer fences the old one, and repeats no number."""
+        numbers = itertools.count()
         last: StoryTransaction | None = None
         while not self._stopped.is_set():
             producer = AIOKafkaProducer(
@@ -222,7 +224,7 @@ class KafkaLoad:
                     self.story.fenced(last)
                 while True:
                     last = StoryTransaction()
-                    number = await self._write(producer, last, name, number)
+                    await self._write(producer, last, name, numbers)
                     if self._stopped.is_set():
                         break
                     await producer.begin_transaction()
@@ -233,12 +235,13 @@ class KafkaLoad:
                 with contextlib.suppress(KafkaError, TimeoutError):
                     await asyncio.wait_for(producer.stop(), 10)
 
-    async def _write(self, producer: AIOKafkaProducer, transaction: StoryTransaction, name: str, number: int) -> int:
-        """Write a transaction, and end it. Return the next number of this producer."""
+    async def _write(
+        self, producer: AIOKafkaProducer, transaction: StoryTransaction, name: str, numbers: Iterator[int]
+    ) -> None:
+        """Write a transaction, and end it."""
         futures = {}
         for _ in range(self._chance.choice((1, 3, 8))):
-            body = b"%s:%d" % (name.encode(), number)
-            number += 1
+            body = b"%s:%d" % (name.encode(), next(numbers))
             self.story.writes(transaction, body)
             futures[body] = await producer.send(STREAM, body, partition=0)
             if self._chance.random() < 0.2:
@@ -250,7 +253,6 @@ class KafkaLoad:
         await (producer.commit_transaction() if commits else producer.abort_transaction())
         self.story.ended(transaction)
         await asyncio.sleep(self._chance.uniform(0.0, 0.05))
-        return number
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop, body: bytes, future: Any, _result: object) -> None:
         offset = future.value.offset if future.succeeded() else None

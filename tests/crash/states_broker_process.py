@@ -32,8 +32,7 @@ from amqpd.broker.publish.publisher import Publisher
 from amqpd.broker.publish.republisher import Republisher
 from amqpd.broker.queue.log_opener import FailedQueueRetry, LogOpener
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.services import MemoryWindows
-from amqpd.broker.queue_services import BrokerQueueServices
+from amqpd.broker.queue.services import MemoryWindows, QueueServices
 from amqpd.broker.session import Session
 from amqpd.broker.vhost.loader import load
 from amqpd.broker.vhost.recovery import reconcile
@@ -234,8 +233,8 @@ class Process:
         self.delays.begin()
         self.turns()
 
-    def _host(self, row: VhostRow) -> BrokerQueueServices:
-        return BrokerQueueServices(
+    def _host(self, row: VhostRow) -> QueueServices:
+        return QueueServices(
             row.name,
             row.id,
             self.turn,

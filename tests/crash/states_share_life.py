@@ -99,7 +99,7 @@ class ShareLife(KafkaLife):
             ranges, _ = source.take()
             if not ranges:
                 break
-            found += [(offset, each.delivery_count) for each in ranges for offset in range(each.first, each.last + 1)]
+            found += [(offset, each.deliveries) for each in ranges for offset in range(each.first, each.last + 1)]
         return found
 
     def acknowledge(self, member: Member, offsets: list[int], kind: int) -> None:

@@ -82,8 +82,8 @@ def test_500_crash_states_keep_every_promise() -> None:
 
 @pytest.mark.ci_long
 @pytest.mark.timeout(1700)
-def test_100_000_crash_states_keep_every_promise() -> None:
-    search(100, 100_000, set(), share=0.25, draws=4, lived_in=0.002)
+def test_30_000_crash_states_keep_every_promise() -> None:
+    search(100, 30_000, set(), share=0.25, draws=4, lived_in=0.002)
 
 
 @pytest.mark.on_demand
@@ -177,6 +177,7 @@ PACED_DEFECTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", PACED_DEFECTS)
 def test_search_finds_wrong_delayed_entries(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
     workload, change, words = PACED_DEFECTS[defect]
@@ -266,6 +267,7 @@ def test_search_finds_deleted_queue_that_keeps_its_directory(monkeypatch: pytest
         walk("delete and declare again")
 
 
+@pytest.mark.slow
 def test_search_finds_unsynced_queue_json(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a loss of the metadata the confirmed messages would belong to no queue."""
     fsync_file = Disk.fsync_file

@@ -118,6 +118,7 @@ def judge_copies(sent: Sent, *copies: Copy, now_ms: int = 0) -> None:
     judge_broker(BrokerOutcome([*copies], 0, [], now_ms), ledger, "kill")
 
 
+@pytest.mark.slow
 def test_judge_reports_each_kind_of_violation() -> None:
     def new_message() -> Sent:
         sent = Sent(0, b"0.", "", "q", "q")

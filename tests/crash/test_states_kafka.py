@@ -104,6 +104,7 @@ def test_walk_finds_broken_promises(monkeypatch: pytest.MonkeyPatch, defect: str
         walk_small(workload, 3)
 
 
+@pytest.mark.slow
 def test_judge_reports_each_kind_of_violation() -> None:
     ledger = KafkaLedger()
     topic = ledger.topics["id"] = Topic("s")

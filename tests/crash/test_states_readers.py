@@ -64,6 +64,7 @@ def test_walk_finds_offset_reported_stored_after_failed_commit(monkeypatch: pyte
         walk(9)
 
 
+@pytest.mark.slow
 def test_walk_finds_retention_that_deletes_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retention deletes one message more than any policy allows."""
     maintain = Life.maintain

@@ -17,10 +17,10 @@ from states_share_life import ShareLife
 
 from amqpd.kafka_server import share_state
 from amqpd.kafka_server.committed_offsets import CommittedOffsets
-from amqpd.kafka_server.share_state import ACQUIRED, UPDATING, ShareState, StateRange
+from amqpd.kafka_server.share_state import ACQUIRED, UPDATING, ShareState
 from amqpd.kafka_server.share_states import ShareStates
 from amqpd.kafka_server.share_stream import ShareStream
-from amqpd.kafka_server.share_wire import ACCEPT
+from amqpd.kafka_server.share_wire import ACCEPT, OffsetRange
 
 SHARED, DELETED = (each.name for each in SHARE_WORKLOADS)
 
@@ -93,10 +93,10 @@ def write_no_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_acquired_as_final(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without(state: ShareState) -> list[StateRange]:
+    def without(state: ShareState) -> list[OffsetRange]:
         found = [(offset, record) for offset, record in sorted(state._open.items()) if record.state != ACQUIRED]
         return [
-            StateRange(offset, offset, record.count)
+            OffsetRange(offset, offset, record.count)
             for offset, record in found
             if record.state != UPDATING or record.stays
         ]
@@ -105,9 +105,9 @@ def write_acquired_as_final(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_released_as_final(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without(state: ShareState) -> list[StateRange]:
+    def without(state: ShareState) -> list[OffsetRange]:
         found = [(offset, record) for offset, record in sorted(state._open.items()) if record.state != UPDATING]
-        return [StateRange(offset, offset, record.count) for offset, record in found]
+        return [OffsetRange(offset, offset, record.count) for offset, record in found]
 
     monkeypatch.setattr(ShareState, "ranges", without)
 
@@ -155,6 +155,7 @@ DEFECTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_walk_finds_broken_promises(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
     inject, workload, words = DEFECTS[defect]
@@ -163,6 +164,7 @@ def test_walk_finds_broken_promises(monkeypatch: pytest.MonkeyPatch, defect: str
         walk_small(workload, 20, moments=0.2)
 
 
+@pytest.mark.slow
 def test_judge_reports_each_kind_of_violation() -> None:
     ledger = ShareLedger()
     ledger.topics["s"] = Topic("s")

@@ -209,6 +209,7 @@ def test_walk_finds_broken_promises(monkeypatch: pytest.MonkeyPatch, defect: str
         walk_small(workload, 20, moments=0.8)
 
 
+@pytest.mark.slow
 def test_judge_reports_each_kind_of_violation() -> None:
     ledger = TransactionLedger()
     for queue_id in ("s", "t"):

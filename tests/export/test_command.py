@@ -234,6 +234,7 @@ def test_export_to_files_imports_neither_spark_nor_sqlalchemy(written, tmp_path)
     assert (done.returncode, done.stdout.startswith("Exported 4,000 records, 800.0 KB, in 1 batch")) == (0, True), done
 
 
+@pytest.mark.slow
 def test_progress_bar_keeps_rejected_messages(written, tmp_path, monkeypatch):
     """Its count of records does not fall after a batch."""
     monkeypatch.setenv("COLUMNS", "90")

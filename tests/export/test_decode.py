@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from base64 import b64encode
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -14,13 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from librt.strings import BytesWriter
 
-from amqpd.protocol.field_table import Timestamp
-from amqpd.protocol.properties import Properties, decode_properties, encode_properties
+from amqpd.protocol.field_table import CodecError, Timestamp
+from amqpd.protocol.properties import Properties, decode_properties, encode_properties, headers_span
 from amqpd.storage.export.arrow import Decoder, headers_map
 from amqpd.storage.export.columns import BASE, COLUMNS
+from amqpd.storage.export.columns import PROPERTIES as STRUCT_FIELDS
 from amqpd.storage.export.decode import BAD, DONE, FULL, IRREGULAR, MORE, FieldOffsets, scan, text_of
 from amqpd.storage.log.batch import BatchCursor, BatchHeader, close_batch
-from amqpd.storage.log.record import RecordRoute, varint, write_record
+from amqpd.storage.log.record import Record, RecordRoute, varint, write_record
 from interop.bench.export_decode import celery_headers
 
 with warnings.catch_warnings():
@@ -29,6 +31,7 @@ with warnings.catch_warnings():
 
 # Generating these records is slow; on a busy machine hypothesis would reject it.
 BIG = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHORT = st.binary(max_size=40)
 TEXT = st.text(max_size=20)
 VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -103,9 +106,43 @@ def scalar(data: bytes) -> list[dict[str, Any]]:
         header = BatchHeader(data, position)
         records: list[Any] = []
         BatchCursor(data, position, header).read(0, None, {}, 1 << 60, records)
-        rows += Decoder("/", "tasks", list(COLUMNS)).scalar(records).to_pylist() if records else []
+        again = Decoder("/", "tasks", list(COLUMNS)).rows(records).to_pylist()
+        found = [scalar_row(record) for record in records]
+        assert again == found
+        rows += found
         position += header.size
     return rows
+
+
+def scalar_row(record: Record) -> dict[str, Any]:
+    try:
+        properties = decode_properties(record.properties)
+    except CodecError:
+        properties = Properties()
+    table = None
+    if properties.headers is not None:
+        first, end = headers_span(record.properties, 0, len(record.properties))
+        table = record.properties[first:end]
+    struct: dict[str, Any] = {name: getattr(properties, name) for name, _ in STRUCT_FIELDS}
+    for name, value in struct.items():
+        if isinstance(value, str):
+            struct[name] = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    seconds = properties.timestamp
+    known = seconds is not None and seconds <= 253402300799
+    struct["timestamp"] = EPOCH + timedelta(seconds=seconds) if known and seconds is not None else None
+    return {
+        "value": record.body,
+        "vhost": "/",
+        "queue": "tasks",
+        "offset": record.offset,
+        "timestamp": EPOCH + timedelta(milliseconds=record.timestamp_ms),
+        "exchange": record.exchange.decode("utf-8", "replace"),
+        "routing_key": record.routing_key.decode("utf-8", "replace"),
+        "properties": struct,
+        "headers": headers_map(pa.array([table], pa.binary())).to_pylist()[0],
+        "raw_properties": record.properties,
+        "raw_headers": table,
+    }
 
 
 @BIG

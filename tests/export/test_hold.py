@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from pathlib import Path
 
@@ -80,6 +81,22 @@ def test_hold_survives_a_kill(held_log):
     held_log.settled()
     assert sealed_segments(held_log) == []
     assert not hold.clear("nightly")
+    assert held_log.names(".offset") == []
+
+
+@pytest.mark.parametrize("call", ["unlink", "fsync_dir"])
+def test_removal_of_an_exporter_that_failed_can_be_repeated(held_log, call):
+    """The exporter stays until its file is removed: otherwise the file would hold segments after a restart."""
+    held_log.settled()
+    hold = held_log.storage.export_hold(held_log.store)
+    held_log.filesystem.fault = lambda name, path: OSError(errno.EIO, "Input/output error") if name == call else None
+    with pytest.raises(OSError, match="Input/output"):
+        hold.clear("nightly")
+    assert hold.exported == {"nightly": 0}
+    held_log.filesystem.fault = None
+    held_log.filesystem.calls.clear()
+    assert hold.clear("nightly")
+    assert held_log.filesystem.calls[-1][0] == "fsync_dir"
     assert held_log.names(".offset") == []
 
 

@@ -144,7 +144,7 @@ def test_other_partitions_and_checkpoints_are_refused(written, tmp_path):
 @pytest.mark.slow
 def test_kill_at_each_step_of_a_batch_loses_and_repeats_nothing(written, tmp_path, kill_steps):
     """Steps are those of the checkpoint, the requests to the catalog, and the files that pyiceberg writes. Each run is
-    killed one step later than the run before: before the step, or right after it.
+    killed after one step more than the run before.
     """
     from pyiceberg.catalog.sql import SqlCatalog
     from pyiceberg.io.pyarrow import PyArrowFile
@@ -153,16 +153,15 @@ def test_kill_at_each_step_of_a_batch_loses_and_repeats_nothing(written, tmp_pat
     kill_steps.wrap(PyArrowFile, "create")
     wanted = options(written, tmp_path, batch_rows=100, columns=("offset",), start="1000")
     for number in range(1, 80):
-        for after in (False, True):
-            batches = []
-            job = ExportJob(wanted, PyarrowEngine(), batches.append, lambda batches=batches: len(batches) >= 2)
-            kill_steps.run(number, after, job.run)
-            seen = offsets(opened(tmp_path))
-            assert max(Counter(seen).values(), default=0) <= 1
+        batches = []
+        job = ExportJob(wanted, PyarrowEngine(), batches.append, lambda batches=batches: len(batches) >= 2)
+        kill_steps.run(number, True, job.run)
+        seen = offsets(opened(tmp_path))
+        assert max(Counter(seen).values(), default=0) <= 1
         if len(batches) >= 2:
             break
     print(f"{kill_steps.count} kills")
-    assert kill_steps.count >= 40
+    assert kill_steps.count >= 20
     run(wanted)
     assert offsets(opened(tmp_path)) == list(range(1000, 5000))
     assert not (tmp_path / "check" / "staging").exists()

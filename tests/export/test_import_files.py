@@ -12,6 +12,7 @@ import pytest
 
 from amqpd.storage.export import import_files
 from amqpd.storage.export.import_files import BadFile, find_files, read_rows
+from amqpd.storage.export.shared_checkpoint import SharedCheckpoint
 
 COUNT = 2500
 
@@ -113,6 +114,17 @@ def test_directory_of_a_table_is_refused(tmp_path, name, table):
         with pytest.raises(BadFile, match=f"{tmp_path} has {table}, .*: name its data files"):
             find_files(tmp_path, kind)
     assert find_files(tmp_path / "a.parquet", "") == [tmp_path / "a.parquet"]
+
+
+def test_checkpoint_of_a_shared_export_is_left_out(tmp_path):
+    """Its staged files belong to batches that are not finished. Their messages would be imported twice."""
+    ledger = SharedCheckpoint(str(tmp_path / "_checkpoint"), {})
+    ledger.mark_checked()
+    (staged := tmp_path / "_checkpoint" / "staging" / "1").mkdir(parents=True)
+    for path in (staged / "part-1.parquet", tmp_path / "a.parquet"):
+        path.touch()
+    ledger.close()
+    assert find_files(tmp_path, "") == [tmp_path / "a.parquet"]
 
 
 @pytest.mark.parametrize(

@@ -148,70 +148,46 @@ def offsets_by_reader(directory):
     yield sorted(table.column("offset").to_pylist())
 
 
-def test_rerun_after_two_kills_exports_each_offset_once(broker, tmp_path, spark):
+def test_kills_and_signals_export_each_offset_once(broker, tmp_path, spark):
+    """Runs of one export, one after the other: two are killed, the others end by signals to all of their processes."""
     fill(broker, 6000)
     export = Export(broker, tmp_path, "--batch", "100", "--partition-by", "date")
     rng = random.Random(1)
-    follow = ("--follow", "--min-batch-bytes", "1")  # the run does not end before its kill
+    follow = ("--follow", "--min-batch-bytes", "1")  # a run does not end before its kill or signal
     assert export.run_and_kill(rng, "all", 3, 0.3, *follow)
     done = export.batch()
     assert done >= 3
     assert export.run_and_kill(rng, "driver", int(done < 60), 0.3, *follow)
-    summary = export.finish()
-    assert (summary["waiting"], summary["batch"]) == (0, 60)
+    # A terminal sends SIGINT to the whole process group; pyspark alone would interrupt the batch. A service manager or
+    # `kill -- -PGID` sends SIGTERM to the JVM, too: once in the middle of a batch, once when all is exported.
+    for number, is_idle in ((signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)):
+        fill(broker, 100)  # the run has a batch, however far the others have come
+        before = export.batch()
+        summary = stopped_by(export, number, 63 if is_idle else before + 1, is_idle, *follow)
+        assert summary["records"] == 100 * (summary["batch"] - before)
+    assert (summary["waiting"], summary["batch"]) == (0, 63)
     for found in offsets_by_reader(tmp_path / "lake"):
-        assert found == list(range(6000))
+        assert found == list(range(6300))
     found = spark.read.parquet(str(tmp_path / "lake")).select("offset").collect()
-    assert sorted(row.offset for row in found) == list(range(6000))
+    assert sorted(row.offset for row in found) == list(range(6300))
 
 
-def test_ctrl_c_stops_after_the_current_batch(broker, tmp_path):
-    """A terminal sends SIGINT to the whole process group; pyspark alone would interrupt the batch."""
-    fill(broker, 3000)
-    export = Export(broker, tmp_path, "--batch", "1000", "--follow", "--min-batch-bytes", "1")
-    process = export.start()
+def stopped_by(export, number, goal, is_idle, *more):
+    """Start a run, send a signal to its process group after batch `goal`, and return its report."""
+    process = export.start(*more)
     try:
-        while export.batch() < 1 and process.poll() is None:
+        while export.batch() < goal and process.poll() is None:
             time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGINT)
+        if is_idle:
+            time.sleep(1.0)  # it has found that nothing is left
+        os.killpg(process.pid, number)
         out, err = process.communicate(timeout=900)
+        assert process.returncode == 0, err
+        assert "stopping after this batch" in err and "Traceback" not in err, err
+        assert [command_line(pid) for pid in wait_for_end_of_session(process.pid)] == []
     finally:
         group_kill(process)
-    assert process.returncode == 0, err
-    assert "stopping after this batch" in err and "Traceback" not in err
-    summary = json.loads(out)
-    assert summary["batch"] >= 1 and summary["records"] == summary["batch"] * 1000
-    for found in offsets_by_reader(tmp_path / "lake"):
-        assert found == list(range(summary["records"]))
-
-
-def test_sigterm_to_the_group_stops_all_processes_cleanly(broker, tmp_path):
-    """A service manager or `kill -- -PGID` also signals the JVM: once in the middle of a batch, once when idle."""
-    fill(broker, 3000)
-    export = Export(broker, tmp_path, "--batch", "50", "--follow", "--min-batch-bytes", "1")
-    done = []
-    for goal in (2, 60):  # of 60 batches: in the middle; when everything is exported
-        process = export.start()
-        try:
-            while export.batch() < goal and process.poll() is None:
-                time.sleep(0.02)
-            if goal == 60:
-                time.sleep(1.0)
-            os.killpg(process.pid, signal.SIGTERM)
-            out, err = process.communicate(timeout=900)
-            assert process.returncode == 0, err
-            assert "stopping after this batch" in err and "Traceback" not in err, err
-            left = [command_line(pid) for pid in wait_for_end_of_session(process.pid)]
-            assert left == []
-        finally:
-            group_kill(process)
-        done.append(json.loads(out))
-    first, second = done
-    assert first["batch"] >= 2 and first["records"] == first["batch"] * 50
-    assert (second["batch"], second["waiting"]) == (60, 0)
-    assert first["records"] + second["records"] == 3000
-    for found in offsets_by_reader(tmp_path / "lake"):
-        assert found == list(range(3000))
+    return json.loads(out)
 
 
 def wait_for_end_of_session(session):

@@ -284,6 +284,7 @@ def test_export_has_a_column_payload_and_files_of_rejected_messages(orders, tmp_
         assert set(rows.columns) == {"value", "exchange", "routing_key", "raw_properties"}
 
 
+@pytest.mark.slow
 def test_inferred_schema_is_fixed_in_the_checkpoint(orders, tmp_path):
     assert exported(orders, tmp_path, "--payload", "json", "--to-offset", "1500")[0] == 0
     path = tmp_path / "lake.checkpoint" / "payload-schema.json"
@@ -351,6 +352,7 @@ def test_each_message_is_in_one_file_after_a_kill_at_each_step(orders, tmp_path,
     assert step > 10
 
 
+@pytest.mark.slow
 def test_rejected_files_of_another_checkpoint_are_seen(written, tmp_path):
     """An export of which no message fitted has only such files."""
     schema = tmp_path / "schema.json"
@@ -390,6 +392,7 @@ def test_all_queues_of_a_vhost_need_a_schema(written, tmp_path):
     assert (code, "give --queue or a --payload-schema" in err) == (64, True), err
 
 
+@pytest.mark.slow
 def test_queue_without_json_needs_a_schema(written, tmp_path):
     code, _, err = exported(written, tmp_path, "--payload", "json")
     assert (code, "no body of the sample is a JSON object with fields: give a schema" in err) == (64, True)
@@ -399,6 +402,7 @@ def test_queue_without_json_needs_a_schema(written, tmp_path):
     assert (code, summary["records"], summary["rejected"]) == (0, 0, 4000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("payload", ["json", {"type": "object", "properties": {"price": {"type": "integer"}}}])
 def test_read_adds_the_payload_and_keeps_all_rows(orders, payload):
     reader = amqpd.read(orders.data_dir, "tasks", columns=["offset"], payload=payload)
@@ -411,6 +415,7 @@ def test_read_adds_the_payload_and_keeps_all_rows(orders, payload):
         amqpd.read(orders.data_dir, "tasks", payload="xml")
 
 
+@pytest.mark.slow
 def test_sql_has_the_columns_of_the_payload(orders, written, tmp_path):
     pytest.importorskip("duckdb")
     ask = ("--data-dir", orders.data_dir, "sql", "--payload", "json")

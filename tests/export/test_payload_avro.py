@@ -19,13 +19,13 @@ import pytest
 import amqpd
 from amqpd.cli.main import run
 from amqpd.storage.export import engine, payload, schema_registry
-from amqpd.storage.export.payload import BadSchema, PayloadOptions
+from amqpd.storage.export.payload import BadSchema, PayloadFormat, PayloadOptions
 from amqpd.storage.export.schema_registry import RegistryError, UnknownSchema, registry_of, with_password
 from amqpd.storage.filesystem import FileSystem
 
 fastavro = pytest.importorskip("fastavro")
 from amqpd.storage.export import payload_avro  # noqa: E402 - imports fastavro
-from amqpd.storage.export.payload_avro import AvroParser, AvroPayload, arrow_column, parsed_schema  # noqa: E402
+from amqpd.storage.export.payload_avro import AvroParser, arrow_column, avro_format, parsed_schema  # noqa: E402
 
 pytestmark = pytest.mark.external  # packages of the extra `all-tests`
 
@@ -111,7 +111,7 @@ def framed(number, body):
 def parse(schema, *bodies, registry=None):
     found = AvroParser(json.dumps(schema), registry).parse(pa.array(bodies, pa.binary()))
     found.payload.validate(full=True)
-    assert found.payload.type == AvroPayload.of(json.dumps(schema)).kind
+    assert found.payload.type == avro_format(json.dumps(schema)).kind
     assert len(found.payload) == len(found.error) == len(bodies)
     return found.payload.to_pylist(), found.error.to_pylist()
 
@@ -207,7 +207,7 @@ def test_union_has_a_field_for_each_type(value, field, wanted):
 def test_schema_that_no_column_can_have_is_an_error(schema, words):
     text = schema if isinstance(schema, str) else json.dumps(schema)
     with pytest.raises(BadSchema, match=words):
-        AvroParser(AvroPayload.of(text).text, None)
+        AvroParser(avro_format(text).text, None)
 
 
 def test_damaged_bodies_have_a_reason_and_harm_no_other():
@@ -379,7 +379,7 @@ def test_export_with_a_schema_file(make_lake, tmp_path, kind):
     assert (code, summary["records"], summary["rejected"]) == (0, 80, 20), err
     if kind == "parquet":
         found = pa.concat_tables([pq.read_table(path) for path in (tmp_path / "lake").glob("*.parquet")])
-        assert found.schema.field("payload").type == AvroPayload.of(json.dumps(ALL)).kind
+        assert found.schema.field("payload").type == avro_format(json.dumps(ALL)).kind
     files = f"'{tmp_path}/lake/*.{kind}'"
     reader = "read_json(" if kind == "json" else f"read_{kind}("
     payload = "payload::JSON" if kind == "csv" else "to_json(payload)"
@@ -573,7 +573,7 @@ def test_requests_are_repeated_and_a_wrong_url_is_an_error(registry):
         with pytest.raises(ValueError, match="expected http://HOST:PORT") as caught:
             registry_of(url)
         assert "secret" not in str(caught.value)
-    for made in (PayloadOptions("avro", "", "", registry.url), AvroPayload("", registry.url, None)):
+    for made in (PayloadOptions("avro", "", "", registry.url), PayloadFormat(AvroParser, "", None, registry.url)):
         assert "secret" not in repr(made)
     assert registry_of("http://[::1]/ccompat")._address == ("::1", 80)
 
@@ -633,7 +633,7 @@ def test_decimals_without_end_and_fixed_types_without_bytes_are_refused(registry
     assert (rows, errors) == ([{"price": Decimal(7)}], [None])
     empty = {"type": "fixed", "name": "F", "size": 0}
     with pytest.raises(BadSchema, match="a fixed type without bytes is not supported"):
-        AvroPayload.of(json.dumps(record(("a", {"type": "array", "items": empty}))))
+        avro_format(json.dumps(record(("a", {"type": "array", "items": empty}))))
 
 
 def test_bodies_become_objects_a_few_at_a_time(monkeypatch):
@@ -657,7 +657,7 @@ def test_schema_that_is_nested_too_deeply_is_an_error(registry, depth):
     _, errors = parse(record(("id", "long"), name="R"), framed(1, b"\0"), registry=registry_of(registry.url))
     assert len(errors) == 1 and "no such record" not in errors[0]
     for call in (
-        lambda: AvroPayload.of(text),
+        lambda: avro_format(text),
         lambda: payload_avro.infer_schema([framed(1, b"\0")], registry_of(registry.url)),
     ):
         # Between these depths some of the steps reach Python's limit, and others do not.

@@ -29,8 +29,8 @@ from google.protobuf import message_factory
 from amqpd.storage.export import payload_protobuf
 from amqpd.storage.export.payload_protobuf import (
     ProtobufParser,
-    ProtobufPayload,
     message_type,
+    protobuf_format,
     schema_text,
 )
 
@@ -103,7 +103,7 @@ def full(order):
 def parse(text, *bodies, registry=None):
     found = ProtobufParser(text, registry).parse(pa.array(bodies, pa.binary()))
     found.payload.validate(full=True)
-    assert found.payload.type == ProtobufPayload.of(text).kind
+    assert found.payload.type == protobuf_format(text).kind
     assert len(found.payload) == len(found.error) == len(bodies)
     return found.payload.to_pylist(), found.error.to_pylist()
 
@@ -114,7 +114,7 @@ def framed(number, path, body):
 
 
 def test_each_type_has_its_column(text):
-    assert ProtobufPayload.of(text).kind == pa.struct(
+    assert protobuf_format(text).kind == pa.struct(
         [
             ("d", pa.float64()), ("f", pa.float32()), ("i32", pa.int32()), ("i64", pa.int64()), ("u32", pa.uint32()),
             ("u64", pa.uint64()), ("s64", pa.int64()), ("x32", pa.uint32()), ("x64", pa.int64()), ("b", pa.bool_()),
@@ -196,7 +196,7 @@ def test_descriptor_set_is_a_schema_too(protos, text, tmp_path):
         command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{protos}", f"--descriptor_set_out={output}", *more]
         subprocess.run([*command, *reversed(files)], check=True)
         found = schema_text(str(output), "shop.Order")
-        assert ProtobufPayload.of(found).kind == ProtobufPayload.of(text).kind
+        assert protobuf_format(found).kind == protobuf_format(text).kind
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_schema_that_no_column_can_have_is_an_error(tmp_path, content, message, 
     path = tmp_path / "schema.proto"
     path.write_text(content)
     with pytest.raises(BadSchema, match=words):
-        ProtobufPayload.of(schema_text(str(path), message))
+        protobuf_format(schema_text(str(path), message))
 
 
 def test_files_of_google_are_those_of_the_package(tmp_path):
@@ -223,11 +223,11 @@ def test_files_of_google_are_those_of_the_package(tmp_path):
     path.write_text('syntax = "proto3"; import "google/protobuf/api.proto"; message A { google.protobuf.Api a = 1; }')
     text = schema_text(str(path), "")
     assert b"google/protobuf/any.proto" not in b64decode(json.loads(text)["files"])
-    assert ProtobufPayload.of(text).kind.field("a").type.field("name").type == pa.string()
+    assert protobuf_format(text).kind.field("a").type.field("name").type == pa.string()
     files = json.loads(text)["files"]
     text = text.replace(files, b64encode(b64decode(files).replace(b"/api.", b"/apo.")).decode())
     with pytest.raises(BadSchema, match="the package protobuf has no google/protobuf/apo.proto"):
-        ProtobufPayload.of(text)
+        protobuf_format(text)
 
 
 def test_file_that_is_no_schema_is_an_error(protos, tmp_path):
@@ -243,7 +243,7 @@ def test_file_that_is_no_schema_is_an_error(protos, tmp_path):
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{protos}", f"--descriptor_set_out={path}", "shop.proto"]
     subprocess.run(command, check=True)
     with pytest.raises(BadSchema, match="is not complete .protoc --include_imports."):
-        ProtobufPayload.of(schema_text(str(path), "shop.Order"))
+        protobuf_format(schema_text(str(path), "shop.Order"))
 
 
 # -- a registry
@@ -347,9 +347,9 @@ def test_schema_is_that_of_the_sample(registry):
     bodies = [framed(1, b"\2\2", b""), framed(4, b"\0", b""), framed(1, b"\0", b""), framed(1, b"\0", b""), b"x"]
     client = registry_of(registry.url)
     found = payload_protobuf.infer_schema(bodies, client, "")
-    assert ProtobufPayload.of(found).kind == pa.struct([("x", pa.int32()), ("z", pa.int32())])
+    assert protobuf_format(found).kind == pa.struct([("x", pa.int32()), ("z", pa.int32())])
     found = payload_protobuf.infer_schema(bodies, client, "B")
-    assert ProtobufPayload.of(found).message == "B"
+    assert protobuf_format(found).message == "B"
     for message, words in (("", "a message of Protobuf"), ("C", "the message C")):
         with pytest.raises(BadSchema, match=f"no body of the sample has the id of {words} in the registry"):
             payload_protobuf.infer_schema(bodies if message else [b"x"], client, message)
@@ -400,7 +400,7 @@ def test_export_read_and_sql(make_lake, tmp_path, protos, text, order):
     assert code == 0, err
     assert (json.loads(out)["records"], json.loads(out)["rejected"]) == (75, 25)
     found = pa.concat_tables([pq.read_table(path) for path in (tmp_path / "lake").glob("*.parquet")])
-    assert found.schema.field("payload").type == ProtobufPayload.of(text).kind
+    assert found.schema.field("payload").type == protobuf_format(text).kind
     assert sorted(row["i32"] for row in found["payload"].to_pylist()) == [n for n in range(100) if n % 4]
     # The next run knows the message from the checkpoint, and refuses another one.
     assert call(*where, "export", "--queue", "tasks", "--to", to, *given)[0] == 0

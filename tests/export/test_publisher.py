@@ -126,3 +126,10 @@ def test_amqp_url_is_parsed():
     for bad in ("http://h", "amqp://", "amqp://h/a/b"):
         with pytest.raises(ValueError, match="expected amqp"):
             SinkTarget.from_url(bad)
+
+
+def test_password_that_is_not_quoted_is_not_in_the_error() -> None:
+    for url in ("amqp://u:secret/word@h", "amqp://u:secret#word@h", "amqp://u:secret?word@h"):
+        with pytest.raises(ValueError, match="expected amqp://") as caught:
+            SinkTarget.from_url(url)
+        assert "secret" not in str(caught.value)

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import base64
 import http.client
+import http.server
 import json
 import os
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -24,6 +26,37 @@ from amqpd.storage.export.options import NoSuchQueue, parse
 from amqpd.testing import BrokerProcess, Vhost
 
 COUNT = 3000
+
+
+def test_password_that_is_not_quoted_is_not_in_the_error() -> None:
+    for url in ("http://u:secret/word@h", "http://u:secret#word@h", "http://u:secret?word@h", "http://u:secret@h:x"):
+        with pytest.raises(SourceError, match="expected http://") as caught:
+            BrokerSource.from_url(url)
+        assert "secret" not in str(caught.value)
+
+
+class _LoginPage(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(206 if "Range" in self.headers else 200)
+        self.end_headers()
+        self.wfile.write(b"<html>Sign in</html>")
+
+    def log_message(self, *values: object) -> None:
+        return
+
+
+def test_page_of_a_proxy_is_an_error_of_the_source() -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), _LoginPage) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        source = BrokerSource.from_url(f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(SourceError, match="answer is not that of amqpd"):
+            source.queues("/")
+        with closing(source.open(QueueName("/", "q", "1", ""))) as files:
+            with pytest.raises(SourceError, match="answer is not that of amqpd"):
+                files.sizes()
+            with pytest.raises(SourceError, match="answer is not that of amqpd"):
+                files.read("queue.json")
+        server.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.external  # packages of the extra `all-tests`
 ALSO_BEFORE = pytest.param(False, marks=pytest.mark.on_demand)
 
 SCHEMA = '{"type": "object", "properties": {"n": {"type": "integer"}}}'
-STORE_STEPS = ("replace_if", "copy", "delete", "publish")  # `read` is called by the life thread, too
+STORE_STEPS = ("replace", "copy", "delete", "publish")  # `read` is called by the life thread, too
 
 
 def run(wanted):

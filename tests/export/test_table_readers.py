@@ -52,6 +52,8 @@ from pyspark.sql import SparkSession
 spark = (
     SparkSession.builder.master("local[1]")
     .config("spark.ui.enabled", "false")
+    .config("spark.sql.shuffle.partitions", "1")
+    .config("spark.databricks.delta.snapshotPartitions", "1")
     .config("spark.sql.session.timeZone", "UTC")
     .config("spark.jars", sys.argv[3])
     .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")

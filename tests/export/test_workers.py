@@ -79,6 +79,7 @@ def test_worker_processes_write_the_rows_of_the_log(written, tmp_path, small_tas
     assert not (tmp_path / "check" / "staging").exists()
 
 
+@pytest.mark.slow
 def test_worker_processes_read_over_http(tmp_path, small_tasks):
     # Several segments, so that there are several parts: an active segment's index is on disk only after some ticks.
     with BrokerProcess(tmp_path / "data", settings={"storage.segment_size_bytes": 1 << 16}) as broker:
@@ -339,6 +340,7 @@ def test_signals_to_all_processes_stop_after_the_batch(large, tmp_path):
     assert summary["records"] == len(offsets(export.to)) and summary["records"] in (40_000, 60_000)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_messages(written, large, tmp_path):
     """Peaks of the driver of 4,000 and of 60,000 records, 0.8 and 60 MB; all in one process.
 

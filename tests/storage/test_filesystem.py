@@ -11,7 +11,7 @@ import pytest
 from simulated_filesystem import SimulatedFileSystem
 
 from amqpd.storage.filesystem import APPEND, RESERVE_SIZE_BYTES, FileSystem, OpenFile, Reserve
-from amqpd.storage.fsync_thread import run_job
+from amqpd.storage.fsync_thread import sync_parts
 from amqpd.storage.sync_job import SyncBatch, SyncPart
 
 
@@ -201,8 +201,8 @@ def test_directory_sync_is_retried_without_a_free_descriptor() -> None:
     part = SyncPart("q")
     part.directories.append("/d")
     job.parts.append(part)
-    run_job(filesystem, job, -1)
+    sync_parts(filesystem, job.parts, -1)
     assert (part.failed, failures_left) == (False, 0)
     filesystem.fault = lambda name, path: OSError(errno.EMFILE, "Too many open files") if name == "fsync_dir" else None
-    run_job(filesystem, job, -1)
+    sync_parts(filesystem, job.parts, -1)
     assert part.failed, "the retries end"

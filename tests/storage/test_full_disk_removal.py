@@ -8,7 +8,7 @@ from typing import Any
 
 from simulated_filesystem import SimulatedFileSystem
 
-from amqpd.storage.fsync_thread import run_job
+from amqpd.storage.fsync_thread import sync_parts
 from amqpd.storage.sync_job import SyncBatch, SyncPart
 
 
@@ -33,7 +33,7 @@ def test_acked_segment_is_removed_before_a_checkpoint_is_written() -> None:
     part.unlinks = ["/data/9.settled", "/data/0.log", "/data/0.index"]
     job = SyncBatch(1)
     job.parts = [part]
-    run_job(filesystem, job, -1)
+    sync_parts(filesystem, job.parts, -1)
     assert sorted(filesystem.listdir("/data")) == ["log-start"]
     assert not part.failed
 

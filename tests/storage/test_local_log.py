@@ -153,6 +153,36 @@ def test_full_disk_undoes_a_transaction(harness: Any) -> None:
     assert harness.bodies() == [b"before", b"after"]
 
 
+def test_transaction_in_two_segments_is_undone(make_harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index of the first segment cannot be written again either. Its file is cut nevertheless."""
+    monkeypatch.setattr("amqpd.storage.log.writer.POSITION_MAX", 30_000)
+    harness = make_harness(segment_size_bytes=10_000)
+    store = harness.create_log()
+    harness.append(b"before")
+    harness.end_turn()
+    size = len(harness.log())
+
+    def full(name: str, path: str) -> OSError | None:
+        is_second = path.endswith(".log") and not path.endswith(f"{0:020d}.log")
+        return OSError(errno.ENOSPC, "full") if name == "write" and (is_second or path.endswith(".swap")) else None
+
+    harness.filesystem.fault = full
+    store.begin_transaction()
+    offsets = harness.append(*[b"y" * 100] * 640)
+    store.end_transaction()
+    harness.end_turn()
+    harness.filesystem.fault = None
+    assert store.take_failed_ranges() == [(offsets[0], offsets[-1])]
+    assert harness.bodies() == [b"before"]
+    assert len(harness.log(0)) == size
+    harness.append(b"after")
+    harness.end_turn()
+    assert harness.bodies() == [b"before", b"after"]
+    store = harness.restart(strict=True)
+    assert harness.bodies() == [b"before", b"after"]
+    assert store.lost == []
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS])
 def test_permanent_write_error_fails_the_log(harness: Any, number: int) -> None:
     store = harness.create_log()
@@ -439,3 +469,30 @@ def test_when_safe_fails_for_an_unwritten_record(harness: Any) -> None:
     store.when_safe(3, lambda safe: results.append((3, safe)))
     harness.end_turn()
     assert results[2:] == [(3, True)]
+
+
+def test_append_that_a_read_could_not_write_fails_its_own_group(harness: Any) -> None:
+    """A read writes the appends of its turn. If the disk is full then, and the end of a sync submits the group of an
+    earlier turn before this turn ends, the group of this turn must fail. Other groups are stored and must not fail,
+    also if each is submitted while another turn runs.
+    """
+    store = harness.create_log()
+    commits = harness.storage.commits
+    harness.append(b"synced")
+    commits.end_of_turn()
+    harness.append(b"gathered")
+    commits.end_of_turn()
+    harness.filesystem.capacity = harness.filesystem.used()
+    harness.append(b"refused")
+    assert harness.bodies() == [b"synced", b"gathered"]
+    harness.filesystem.capacity = None
+    failed_generation = commits.generation + 1
+    for body in (b"next", b"last"):
+        function, arguments = harness.posted.pop(0)
+        function(*arguments)  # the end of a sync
+        commits.end_of_turn()
+        harness.append(body)
+    harness.end_turn()
+    assert store.take_failed_ranges() == [(2, 2)]
+    assert harness.bodies() == [b"synced", b"gathered", b"next", b"last"]
+    assert [(number, logs) for number, logs in harness.commits if logs] == [(failed_generation, [store])]

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 from metadata_rows import EVERY_ROW, OTHER, VHOST, all_rows, open_metadata, typed_rows, write
 
-from amqpd.storage.metadata import sqlite
 from amqpd.storage.metadata.rows import Put, Row
 from amqpd.storage.metadata.schema import SCHEMA_VERSION, tables_after
-from amqpd.storage.metadata.sqlite import SqliteBootstrap
 from amqpd.storage.metadata.store import InstanceMismatch, MetadataError, NewerSchema, random_id
 
 
@@ -81,18 +79,22 @@ def test_older_schema_is_upgraded(tmp_path: Path, code_path: str, version: int) 
         assert tables[0].keys() == tables[1].keys()
 
 
-def test_interrupted_upgrade_is_repeated_by_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code_path", ["own file", "url"])
+def test_interrupted_upgrade_is_repeated_by_the_next_start(tmp_path: Path, code_path: str) -> None:
+    path = tmp_path / "metadata.sqlite"
+    url = "" if code_path == "own file" else f"sqlite:///{path}"
     with open_metadata(tmp_path, "", EVERY_ROW):
         pass
-    downgrade(tmp_path / "metadata.sqlite", 1)
-    with monkeypatch.context() as patched:
-        patched.setattr(sqlite, "HEADER_TABLE", "nowhere")  # makes the last statement fail
-        with pytest.raises(sqlite3.OperationalError):
-            SqliteBootstrap(tmp_path / "metadata.sqlite").upgrade(1)
-    with closing(sqlite3.connect(tmp_path / "metadata.sqlite")) as connection:
+    downgrade(path, 1)
+    fail_last_statement = "BEFORE UPDATE ON amqpd_metadata BEGIN SELECT RAISE(ABORT, 'interrupted'); END"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"CREATE TRIGGER stop {fail_last_statement}")
+    assert "interrupted" in refused_open(tmp_path, MetadataError, url)
+    with closing(sqlite3.connect(path)) as connection, connection:
         names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        connection.execute("DROP TRIGGER stop")
     assert "stored_offsets" not in names
-    with open_metadata(tmp_path) as (_, state):
+    with open_metadata(tmp_path, url) as (_, state):
         assert state.stored_offsets == []
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from librt.strings import BytesWriter
+from profiles import examples
 from simulated_filesystem import SimulatedFileSystem
 
 from amqpd.storage.local_log import LocalLog
@@ -454,7 +455,7 @@ class Model:
                     each[3] = "open"
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(examples(60)))
 def test_random_walk_with_kills_power_cuts_and_clean_stops(
     make_harness: Any, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
