@@ -29,7 +29,6 @@ from amqpd.broker.publish.republisher import Republisher
 from amqpd.broker.queue.log_opener import FailedQueueRetry, LogOpener
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.services import MemoryWindows, QueueServices
-from amqpd.broker.queue_services import BrokerQueueServices
 from amqpd.broker.stats import ChannelTotals
 from amqpd.broker.vhost import declare, loader
 from amqpd.broker.vhost.limits import ConnectionLimiter, UserLimits
@@ -38,9 +37,8 @@ from amqpd.broker.vhost.parameters import CLUSTER_NAME, GlobalParameters
 from amqpd.broker.vhost.recovery import RecoveryFindings, RecoveryReport
 from amqpd.broker.vhost.vhost import VHost, VhostServices
 from amqpd.broker.vhost.vhosts import VHosts
-from amqpd.storage.metadata.interface import MetadataStore
 from amqpd.storage.metadata.rows import VhostRow
-from amqpd.storage.metadata.store import MetadataState
+from amqpd.storage.metadata.store import MetadataState, MetadataStore
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.storage import Storage
 
@@ -186,7 +184,6 @@ class Broker:
         self.audit = Audit(stream, self.turn, self.loop.call_soon, self.loop.call_later)
         events.vhost_name = self.settings.event_exchange_vhost
         events.node, events.started_at = f"amqpd@{os.uname().nodename}", int(time.time())
-        events.alarmed = self._is_alarmed
         self.vhosts.made = self._vhost_made
         self.vhosts.added = self._vhost_added
         self.alarms.on_change = self._emit_alarm
@@ -200,9 +197,6 @@ class Broker:
         events = self.catalogue.events
         if vhost.name == events.vhost_name:
             start_events(events, vhost)
-
-    def _is_alarmed(self) -> bool:
-        return bool(self.alarm_reason)
 
     def _emit_alarm(self, kind: str, on: bool) -> None:
         about = {"source": kind, "node": self.node_name}
@@ -235,7 +229,7 @@ class Broker:
 
     def _host_queues(self, row: VhostRow) -> QueueServices:
         """Return the services of the broker for the queues of this vhost."""
-        return BrokerQueueServices(
+        return QueueServices(
             row.name,
             row.id,
             self.turn,
@@ -302,7 +296,7 @@ class Broker:
 
     def _alarm_changed(self, reason: str) -> None:
         self.alarm_reason = reason
-        self.turn.alarmed = bool(reason)
+        self.turn.alarmed = self.catalogue.events.alarmed = bool(reason)
         if not reason:
             for clients in self.clients:
                 clients.on_alarm_end()

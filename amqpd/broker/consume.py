@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from amqpd.broker.events import as_broker
 from amqpd.broker.queue.filtered import FILTERS_MAX
-from amqpd.broker.queue.queue import attach_consumer, detach_consumer
 from amqpd.broker.queue.types import KINDS
 from amqpd.broker.session import check_permission
 from amqpd.broker.vhost import declare
@@ -99,7 +98,7 @@ def check_stream_consumer(
         raise PreconditionFailed(text)
     if no_ack:
         reject_on_stream(queue, "automatic acknowledgement", method)
-    if arguments.consumer_name and not queue.host.admit_name(queue.id, arguments.consumer_name):
+    if arguments.consumer_name and not queue.host.stored_offsets.admit(queue.id, arguments.consumer_name):
         raise PreconditionFailed(
             f"queue '{queue.name}' in vhost '{queue.vhost_name}' has offsets of too many consumers, "
             f"none can be stored for '{arguments.consumer_name}'"
@@ -122,7 +121,7 @@ def timeout_ms(session: Session, own_ms: int, queue_ms: int) -> int:
 
 def start_consumer(queue: Queue, consumer: Consumer) -> None:
     """Add the consumer and deliver ready messages at once."""
-    attach_consumer(queue, consumer)
+    queue.add_consumer(consumer)
     queue.touch()
     queue.dispatch()
 
@@ -132,7 +131,7 @@ def stop_consumer(session: Session, queue: Queue, consumer: Consumer) -> None:
 
     Its unacked deliveries stay with its front end; the last one's auto-delete queue is deleted.
     """
-    detach_consumer(queue, consumer)
+    queue.remove_consumer(consumer)
     queue.touch()
     if queue.auto_delete and not queue.consumers and not queue.deleted and not session.vhost.deleted:
         with as_broker():  # rabbit: also where its last consumer was cancelled by a client

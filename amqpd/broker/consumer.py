@@ -1,4 +1,4 @@
-"""Base classes between queues and their consumers: destinations, queue entries, consumers, round robin, queues.
+"""Base classes of destinations, delays, traces, queue entries, consumers and queues; the round robin of consumers.
 
 They refer to each other, so they share a module. `Queue`, channels and exchanges derive from them and are imported
 by none of the modules that use only these interfaces.
@@ -128,6 +128,45 @@ class Destination(Versioned):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
+class DelayHook:
+    """The delayed messages of one exchange, for publishers. broker/delayed implements it.
+
+    An exchange delays messages if its type is `x-delayed-message`, or if an argument or policy sets `x-delayed`.
+    """
+
+    def destination(self, keys: list[str], headers: Mapping[str, object], strict: bool) -> Destination | None:
+        """Return the destination that holds the message until it is due, or None if it is not delayed.
+
+        Args:
+            keys: the routing key, then those of CC and BCC.
+            strict: raise PreconditionFailed (406) for an invalid delay. Otherwise an invalid delay is none, and a
+                delay above ten years is ten years.
+        """
+        raise NotImplementedError
+
+    def count(self) -> i64:
+        """Return how many messages wait, as far as known: after a start it takes a moment. Cost: a step per bucket."""
+        raise NotImplementedError
+
+    def drop(self, done: Callable[[], None]) -> None:
+        """Drop the waiting messages, because the exchange is deleted. `done` is called when this is durable."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class DelayHooks:
+    """The delayed messages of all exchanges of the broker."""
+
+    def wheel(self, vhost: str, vhost_id: str, exchange: str) -> DelayHook:
+        """Return the delayed messages of an exchange, created if necessary. The first message creates its files."""
+        raise NotImplementedError
+
+    def remove_vhost(self, vhost: str) -> list[QueueLog]:
+        """Drop the delayed messages of a deleted vhost. Return their logs; the caller removes them."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TraceHook:
     """Receiver of every publish and delivery of one vhost: the firehose, or the recorder of `amqpd.testing`.
 
@@ -225,29 +264,30 @@ class ConsumerArguments:
         consumer_name: x-stream-consumer-name, "" for none.
         filter_values: x-stream-filter, empty for all messages.
         match_unfiltered: x-stream-match-unfiltered.
-
-    Args:
-        values: checked values by the attribute names above; missing ones were not given.
     """
 
-    def __init__(self, values: Mapping[str, object], table: bytes) -> None:
-        self.table: Final[bytes] = table
-        priority = values.get("priority")
-        self.priority: Final[int] = priority if isinstance(priority, int) else 0
-        timeout_ms = values.get("timeout_ms")
-        self.timeout_ms: Final[i64] = timeout_ms if isinstance(timeout_ms, int) else -1
-        selector = values.get("selector")
-        self.selector: Final[Selector | None] = selector if isinstance(selector, Selector) else None
-        start = values.get("start")
-        self.start: Final[StreamStart | None] = start if isinstance(start, StreamStart) else None
-        name = values.get("consumer_name")
-        self.consumer_name: Final[str] = name if isinstance(name, str) else ""
-        wanted = values.get("filter_values")
-        self.filter_values: Final[frozenset[str]] = wanted if isinstance(wanted, frozenset) else frozenset()
-        self.match_unfiltered: Final[bool] = values.get("match_unfiltered") is True
+    def __init__(
+        self,
+        table: bytes,
+        priority: int = 0,
+        timeout_ms: i64 = -1,
+        selector: Selector | None = None,
+        start: StreamStart | None = None,
+        consumer_name: str = "",
+        filter_values: frozenset[str] = frozenset(),
+        match_unfiltered: bool = False,
+    ) -> None:
+        self.table: Final = table
+        self.priority: Final = priority
+        self.timeout_ms: Final = timeout_ms
+        self.selector: Final = selector
+        self.start: Final = start
+        self.consumer_name: Final = consumer_name
+        self.filter_values: Final = filter_values
+        self.match_unfiltered: Final = match_unfiltered
 
 
-NO_ARGUMENTS: Final = ConsumerArguments({}, b"")
+NO_ARGUMENTS: Final = ConsumerArguments(b"")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -584,19 +624,16 @@ class QueueBase(Destination):
     # -- counts
 
     def uncount_ready(self, body_size: i64) -> None:
-        """Count a message that left the ready ones."""
         self.ready_count -= 1
         self.ready_bytes -= body_size
         if self.ready_count == 0:
             self.ready_bytes = 0
 
     def count_unacked(self, body_size: i64) -> None:
-        """Count a message that a consumer received."""
         self.unacked_count += 1
         self.unacked_bytes += body_size
 
     def uncount_unacked(self, body_size: i64) -> None:
-        """Count a message that is not unacked any more."""
         self.unacked_count -= 1
         self.unacked_bytes -= body_size
 
@@ -647,29 +684,7 @@ class QueueBase(Destination):
         """
         raise NotImplementedError
 
-    # -- called by filters
-
-    def deliver_to(self, consumer: Consumer, entry: QueueEntry) -> None:
-        """Deliver an entry that was taken from the ready ones."""
-        raise NotImplementedError
-
-    def discard_if_expired(self, entry: QueueEntry) -> bool:
-        """Return whether the time to live of a taken entry is over. The entry is then discarded."""
-        raise NotImplementedError
-
-    # -- called by the loop turn and the log
-
-    def find_delayed(self, log: QueueLog) -> bool:
-        """Find, in slices, the messages of an opened log that wait for their next try. Return whether all are found."""
-        raise NotImplementedError
-
-    def log_opened(self, log: QueueLog) -> None:
-        """Use the log from now on. Finds the remaining waiting messages at once."""
-        raise NotImplementedError
-
-    def log_arrived(self) -> None:
-        """Continue: the disk has delivered what was read ahead."""
-        raise NotImplementedError
+    # -- called by the loop turn
 
     def dispatch(self) -> None:
         """Deliver ready messages to consumers with credit."""
@@ -681,52 +696,6 @@ class QueueBase(Destination):
 
     def pump_failed(self, error: Exception) -> None:
         """Handle an exception of `dispatch`, and retry later."""
-        raise NotImplementedError
-
-    # -- called by the ready order and timers
-
-    def make_ready(self, entry: QueueEntry) -> None:
-        """Make an entry ready at its place, after its wait for the next try. Raises OSError and changes nothing."""
-        raise NotImplementedError
-
-    def track_expiration(self, message: Message) -> None:
-        """Track the time to live of a message. It begins now if its begin is unknown."""
-        raise NotImplementedError
-
-    def head(self) -> QueueEntry | None:
-        """Return the entry that `take` would return, with its message.
-
-        Return None also while the disk reads it; `dispatch` is called afterwards.
-        """
-        raise NotImplementedError
-
-    def take(self) -> QueueEntry | None:
-        """Remove and return the next ready entry with its message, or None. May wait for the disk.
-
-        The caller settles it or counts it as unacked.
-
-        Raises:
-            OSError: the log cannot be read; the entry stays.
-        """
-        raise NotImplementedError
-
-    def discard(self, entry: QueueEntry, reason: str) -> None:
-        """Discard an entry that was taken.
-
-        Args:
-            reason: expired or maxlen, as dead letters show it.
-        """
-        raise NotImplementedError
-
-    def drop_old(self, arrived_max_ms: i64, count_max: i64) -> i64:
-        """Drop messages that arrived by `arrived_max_ms` (monotonic), from the head on, whole log batches at once.
-
-        Returns: the number dropped, at most `count_max` plus a batch; 0 if messages must be checked one by one.
-        """
-        raise NotImplementedError
-
-    def makes_dead_letters(self) -> bool:
-        """Return whether discarded messages go to a dead-letter exchange."""
         raise NotImplementedError
 
 

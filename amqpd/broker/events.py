@@ -100,6 +100,7 @@ class Events:
         exchange_bound: the exchange has bindings, or there is a watcher.
         audit_hook: the audit log, called with key, headers and acting user.
         vhost_name: the vhost of the exchange; "" for none.
+        alarmed: a resource alarm: only events of alarms are sent.
         lost_count: events dropped since the last log line.
     """
 
@@ -110,7 +111,7 @@ class Events:
         self.publish: Callable[[Event], None] = _do_nothing
         self.watcher: EventListener | None = None
         self._bound = False
-        self.alarmed: Callable[[], bool] = _never
+        self.alarmed = False
         self.node = ""
         self.started_at = 0
         self._call_soon = call_soon
@@ -151,7 +152,7 @@ class Events:
             self.audit_hook(key, headers, ACTOR.get() if actor is None else actor)
         if not self.exchange_bound:
             return
-        if len(self._waiting) >= COUNT_MAX or (self.alarmed() and not key.startswith("alarm.")):
+        if len(self._waiting) >= COUNT_MAX or (self.alarmed and not key.startswith("alarm.")):
             self.lost_count += 1
             return
         at_ms = time.time_ns() // 1_000_000
@@ -193,10 +194,6 @@ class Events:
 
 def _do_nothing(_event: Event) -> None:
     """Do nothing: there is no exchange."""
-
-
-def _never() -> bool:
-    return False
 
 
 RowT = TypeVar("RowT")

@@ -26,8 +26,7 @@ from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.log_opener import SLICE_S, FailedQueueRetry, LogOpener
 from amqpd.broker.queue.log_opening import LogOpening
 from amqpd.broker.queue.queue import Queue, for_consumer
-from amqpd.broker.queue.services import MemoryWindows
-from amqpd.broker.queue_services import BrokerQueueServices
+from amqpd.broker.queue.services import MemoryWindows, QueueServices
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
 from amqpd.broker.vhost.exchange import Exchange
@@ -122,7 +121,7 @@ class Room:
             self.storage, self.turn, self.timers, self.republisher, self.vhosts, self._soon.append
         )
         self.pump_retries = FailedQueueRetry(self._call_later)
-        host = BrokerQueueServices(
+        host = QueueServices(
             "/",
             "v1",
             self.turn,

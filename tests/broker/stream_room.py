@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from amqpd.broker import consume
 from amqpd.broker.consumer import Consumer, QueueEntry
 from amqpd.broker.message import Message
-from amqpd.broker.queue import queue as queue_module
 from amqpd.broker.queue.consumer_arguments import consumer_arguments
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.stream import StreamReader
@@ -72,7 +71,7 @@ def read(room, queue: Queue, credit: int = 1000, turn: bool = True, **arguments:
 
 
 def leave(room, reader: Reader) -> None:
-    queue_module.detach_consumer(reader.queue_read, reader)
+    reader.queue_read.remove_consumer(reader)
     for entry in reader.entries:
         entry.queue.requeue(entry, True)
     room.turns()

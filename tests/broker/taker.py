@@ -8,7 +8,7 @@ from amqpd.broker import consume
 from amqpd.broker.consumer import Consumer, QueueEntry
 from amqpd.broker.message import Message
 from amqpd.broker.queue.consumer_arguments import consumer_arguments
-from amqpd.broker.queue.queue import Queue, detach_consumer
+from amqpd.broker.queue.queue import Queue
 
 
 class Taker(Consumer):
@@ -68,7 +68,7 @@ class Taker(Consumer):
         self.taken_from.schedule_dispatch()
 
     def leave(self, requeue: bool = True) -> None:
-        detach_consumer(self.taken_from, self)
+        self.taken_from.remove_consumer(self)
         while requeue and self.entries:
             self.requeue()
 

@@ -106,6 +106,14 @@ class TestValidation:
         with pytest.raises(PreconditionFailed, match="expected integer, got longstr"):
             validate("q", "/", {**table, "x-delivery-limit": f"{limit}"})
 
+    def test_dead_letter_routing_key_has_size_of_routing_key(self) -> None:
+        table = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "\u00e9" * 127 + "k"}
+        validate("q", "/", table)
+        assert arguments.rules_of(table).dead_letter_key == table["x-dead-letter-routing-key"]
+        table["x-dead-letter-routing-key"] += "k"
+        with pytest.raises(PreconditionFailed, match="expected a routing key of at most 255 bytes"):
+            validate("q", "/", table)
+
     def test_unknown_arguments_are_accepted(self) -> None:
         validate("q", "/", {"x-mine": {"any": ["thing"]}})
 

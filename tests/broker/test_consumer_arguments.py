@@ -94,7 +94,7 @@ def test_row_with_queue_types_is_read_only_for_those(monkeypatch: pytest.MonkeyP
     def read(row: ConsumerArgumentSpec, value: Any, context: ArgumentContext) -> None:
         seen.append((row.name, value, context.kind))
 
-    row = ConsumerArgumentSpec("x-new", read, "delivery", "", "new", frozenset({"quorum"}))
+    row = ConsumerArgumentSpec("x-new", read, "delivery", "", "", frozenset({"quorum"}))
     monkeypatch.setitem(CONSUMER_ROWS, "x-new", row)
     consumer_arguments("q", "/", "quorum", {"x-new": 3}, b"")
     assert seen == [("x-new", 3, "quorum")]

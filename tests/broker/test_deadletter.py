@@ -15,6 +15,7 @@ from amqpd.broker.publish.dead_letter import (
     with_death,
 )
 from amqpd.broker.publish.republisher import RETRY_MS
+from amqpd.broker.queue.arguments import rules_of
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
 from amqpd.storage.log.record import Record
 
@@ -172,6 +173,17 @@ class TestRouting:
             got = room.get(target)
             assert (got.exchange, got.routing_key) == ("dlx", "q")
             assert got.headers["CC"] == ["copy"]
+
+    def test_key_longer_than_routing_keys_is_cut(self, room) -> None:
+        """Earlier versions accepted such an argument, and a start loads it."""
+        room.exchange("dead", "fanout")
+        room.bind("dead", dead := room.queue("dead"))
+        queue = room.queue("q", x_dead_letter_exchange="dead")
+        queue.apply_config(rules_of({**queue.arguments, "x-dead-letter-routing-key": "k" * 300}))
+        room.publish("q", b"1")
+        queue.reject(queue.get(False))
+        room.turns()
+        assert room.get(dead).routing_key == "k" * 255
 
     def test_missing_exchange_drops_message_until_declared(self, room) -> None:
         queue = room.queue("q", x_dead_letter_exchange="dlx")

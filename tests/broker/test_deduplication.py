@@ -99,6 +99,28 @@ def test_copy_of_a_transient_message_waits_for_the_sync_of_a_quorum_queue(room: 
     assert not cache.route_once("a", None, [queue])
 
 
+def test_reserved_id_replaces_an_expired_one_whose_message_is_unsafe(room: Room) -> None:
+    """A transaction reserves the ids of its messages. Two of them with one id would both be stored."""
+    cache = DeduplicationCache(room.turn, room.timers, 9, 100)
+    queue = room.queue("q", x_queue_type="quorum")
+    queue.prepare()
+    unsafe = list(cache.route_once("a", None, [queue]))[-1]
+    assert isinstance(unsafe, CacheEntry) and unsafe.accepts_with([queue])
+    assert queue.enqueue(TRANSIENT) and unsafe.enqueue(TRANSIENT)
+    room.clock.now_ms += 200
+    reserved = list(cache.route_once("a", None, [queue]))[-1]
+    assert isinstance(reserved, CacheEntry) and reserved.accepts_with([queue])
+    reserved.reserve()
+    (copy,) = cache.route_once("a", None, [queue])
+    assert isinstance(copy, DuplicateMessage)
+    room.turn.schedule()
+    room.turns()
+    (copy,) = cache.route_once("a", None, [queue])
+    assert isinstance(copy, DuplicateMessage), "the sync of the first message keeps the reserved id"
+    reserved.refuse()
+    assert len(cache.route_once("a", None, [queue])) == 2
+
+
 def test_row_of_an_id_is_deleted_when_an_id_in_memory_pushes_it_out(room: Room) -> None:
     """Otherwise a restart would remember the id again, and drop a message that passed before."""
     written: list[Change] = []

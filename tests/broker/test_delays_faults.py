@@ -13,7 +13,12 @@ from delay_room import MINUTE, declare, jump, publish_delayed, restart
 from simulated_filesystem import SimulatedFileSystem
 from test_delays_crash import consume_all
 
+from amqpd.broker.message import MessageRoute, MessageView, make_message
+from amqpd.broker.publish import router
+from amqpd.broker.publish.confirms import ConfirmTracker
+from amqpd.broker.publish.route import TAKEN, Route, offer_to_all
 from amqpd.broker.vhost import declare as exchanges
+from amqpd.protocol.properties import Properties, encode_properties, scan_properties
 from amqpd.storage.log.record import RecordRoute
 
 ROOM = Path("/room")
@@ -200,3 +205,62 @@ def test_clean_stop_at_any_moment_releases_once(make_room: Callable[..., Any], w
             break
         moment += 1
     assert moment > 5
+
+
+def test_dead_letter_waits_for_an_exchange_that_cannot_delay_it(make_room: Callable[..., Any]) -> None:
+    """The first delayed message of a data directory changes its format, which needs space on the disk."""
+    filesystem = SimulatedFileSystem()
+    room = make_room(ROOM, filesystem)
+    wheel = declare(room)
+    queue = room.queue("source", x_message_ttl=100, x_dead_letter_exchange="later")
+    room.publish("source", b"0", headers={"x-delay": 300})
+    filesystem.capacity = filesystem.used()
+    jump(room, 1000)
+    assert (queue.store.record_count, wheel.count()) == (1, 0)
+    filesystem.capacity = None
+    jump(room, 3000)
+    assert (queue.store.record_count, wheel.count()) == (0, 1)
+    jump(room, 1000)
+    assert consume_all(room) == [(b"0", False)]
+
+
+class Confirms(ConfirmTracker):
+    """A publisher that notes its confirms."""
+
+    def __init__(self, room: Any) -> None:
+        super().__init__(room.turn)
+        self.answers: list[str] = []
+
+    def confirmed(self, first: int, last: int) -> None:
+        self.answers += ["ack"] * (last - first + 1)
+
+    def refused(self, first: int, last: int) -> None:
+        self.answers += ["nack"] * (last - first + 1)
+
+
+def test_confirm_is_about_the_log_that_stores_the_message(make_room: Callable[..., Any]) -> None:
+    """After a failed sync, later messages of the same time go to another log."""
+    filesystem = SimulatedFileSystem()
+    room = make_room(ROOM, filesystem)
+    wheel = declare(room)
+    confirms = Confirms(room)
+
+    def publish(body: bytes) -> None:
+        properties = encode_properties(Properties(delivery_mode=2, headers={"x-delay": 300}))
+        info = scan_properties(properties, 0, len(properties))
+        message = make_message(MessageRoute("later", ""), properties, body, True, info)
+        exchange = room.vhost.exchanges["later"]
+        destinations = router.route(room.vhost, exchange, [""], MessageView(message))
+        assert offer_to_all(destinations, message, None) == TAKEN
+        confirms.add(Route(message.envelope, destinations, False, exchange.routes, True), message)
+        room.turns()
+
+    publish(b"0")
+    filesystem.fault = lambda name, path: (
+        OSError(errno.EIO, "bad") if name == "fdatasync" and "/delays/" in path else None
+    )
+    publish(b"1")
+    filesystem.fault = None
+    publish(b"2")
+    assert confirms.answers == ["ack", "nack", "ack"]
+    assert len(wheel.buckets) == 2

@@ -144,6 +144,33 @@ def test_failed_rename_is_logged_and_client_is_answered(
     assert list(steps.path.glob("vhosts/v/queues/*/*")) == []
 
 
+@pytest.mark.parametrize("filled", [True, False])
+def test_row_is_deleted_after_the_rename_is_synced(
+    steps: DeletionSteps, monkeypatch: pytest.MonkeyPatch, filled: bool
+) -> None:
+    """A power cut may undo a rename whose sync failed. Without its row, the next start would restore the queue."""
+    queue = steps.queue("q", filled=filled)
+    synced: list[str] = []
+
+    def broken(path: str) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steps.storage.filesystem, "fsync_dir", broken)
+        steps.deletions.drop([queue], lambda: steps.record("answered"))
+        steps.run()
+        assert "answered" in steps.step_names()
+        steps.deletions.tidy()
+        steps.run()
+    assert "forgotten" not in steps.step_names()
+    monkeypatch.setattr(steps.storage.filesystem, "fsync_dir", synced.append)
+    steps.deletions.tidy()
+    steps.run()
+    assert steps.step_names()[-1] == "forgotten"
+    assert synced == [str(steps.path / path) for path in (".", "vhosts", "vhosts/v", "vhosts/v/queues")]
+    assert [path.name for path in steps.path.glob("vhosts/v/queues/*")] == [f"{queue.id}.deleted"]
+
+
 def test_marker_of_a_queue_without_directory_is_made_later(
     steps: DeletionSteps, monkeypatch: pytest.MonkeyPatch
 ) -> None:

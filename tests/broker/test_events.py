@@ -90,7 +90,7 @@ def test_excess_events_are_dropped_and_logged(loop: Loop, caplog: pytest.LogCapt
 
 
 def test_only_alarm_events_are_published_during_alarm(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
-    loop.events.alarmed = lambda: True
+    loop.events.alarmed = True
     loop.events.emit("queue.created", {})
     loop.events.emit("alarm.set", {"source": "disk"}, "")
     with caplog.at_level(logging.WARNING):

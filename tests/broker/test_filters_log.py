@@ -49,6 +49,16 @@ class TestLog:
         queue.prepare()
         assert room.bodies(queue) == red.got
 
+    def test_unacked_messages_that_were_not_written_are_not_counted_as_ready(self, room) -> None:
+        queue = room.queue("q")
+        queue.order.memory.count_max = 1
+        publish(room, "brbrb")
+        red = take(room, queue, RED)
+        assert texts(red.got) == "r1 r3"
+        queue.on_write_failed([(3, 4)])
+        assert (queue.ready_count, queue.unacked_count) == (2, 2)
+        assert texts(room.bodies(queue)) == "b0 b2"
+
     def test_matches_behind_unmatched_backlog_are_delivered(self, room) -> None:
         """New messages are only in the log then. The filter does not read the acked ones again."""
         queue = room.queue("q")

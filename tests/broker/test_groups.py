@@ -70,6 +70,14 @@ class TestDispatch:
         for consumer in consumers:
             assert [int(body[1:]) for body in consumer.got] == sorted(int(body[1:]) for body in consumer.got)
 
+    def test_cancelled_consumer_with_credit_is_not_kept(self, room, queue) -> None:
+        """Its channel and connection would stay in memory until the next dispatch."""
+        one = take(room, queue, credit=2)
+        publish(room, "aaaa")
+        one.ack(1)
+        one.leave(requeue=False)
+        assert not queue.grouped.window._offered
+
     def test_highest_priority_consumer_is_served_first(self, room, queue) -> None:
         low, high = take(room, queue), take(room, queue, credit=2, priority=5)
         publish(room, "abcab")

@@ -13,7 +13,7 @@ from taker import Taker, take
 
 from amqpd.broker.message import Message
 from amqpd.broker.queue.filtered import MessagePredicate
-from amqpd.broker.queue.scan import GroupScan
+from amqpd.broker.queue.scan import LogScan
 
 
 class BodyPredicate(MessagePredicate):
@@ -81,7 +81,7 @@ def test_message_returned_behind_the_oldest_is_not_lost(room: Any, more: int) ->
     grouped.consume()
     grouped.publish(groups)
     grouped.consume()
-    scan = GroupScan(grouped.queue, BodyPredicate(b"24"), lambda: None)
+    scan = LogScan(grouped.queue, BodyPredicate(b"24"), lambda: None, grouped.queue.order)
     entries: list[Any] = []
     for _ in range(100):
         if not entries:

@@ -24,7 +24,7 @@ from taker_model import TakerMachine, beside_a_twin
 
 from amqpd.broker.message import Message
 from amqpd.broker.queue.filtered import MessagePredicate
-from amqpd.broker.queue.scan import GroupScan
+from amqpd.broker.queue.scan import LogScan
 from amqpd.protocol.properties import decode_properties
 
 EXAMPLES = int(os.environ.get("GROUP_EXAMPLES", examples(80)))
@@ -291,7 +291,7 @@ class GroupMachine(TakerMachine):
     def scan_groups(self, groups: set[str], count: int, answers: list[bool]) -> None:
         """A scan takes messages out of the middle; the ones it returns go back to their place."""
         self.rest()
-        scan = GroupScan(self.queue, GroupPredicate(groups), lambda: None)
+        scan = LogScan(self.queue, GroupPredicate(groups), lambda: None, self.queue.order)
         entries: list[Any] = []
         for _ in range(3000):
             if scan.ended or len(entries) >= count:

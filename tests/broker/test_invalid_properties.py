@@ -32,7 +32,9 @@ def invalidate(directory: Path) -> int:
     return count
 
 
-@pytest.mark.parametrize("kind", ["classic", "priority", "stream"])
+@pytest.mark.parametrize(
+    "kind", ["classic", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("priority", "stream"))]
+)
 def test_a_record_with_invalid_properties_stops_neither_consumer_nor_broker(tmp_path: Path, kind: str) -> None:
     arguments: dict[str, Any] = {"x-queue-type": "stream" if kind == "stream" else "classic"}
     if kind == "priority":

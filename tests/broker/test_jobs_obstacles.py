@@ -9,9 +9,19 @@ import pytest
 from jobs_room import KINDS, declare_queue, drain, fill, run_job
 
 from amqpd.broker.jobs import job as job_module
-from amqpd.broker.jobs import targets
 from amqpd.broker.jobs.job import WAIT_MS
 from amqpd.broker.jobs.jobs import JobManager, JobRequest
+from amqpd.broker.message import Message
+from amqpd.broker.queue.config import PublishCheck, QueueConfig
+from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.services import QueueServices
+
+
+class FiveMessages(PublishCheck):
+    """A rule that refuses the sixth message."""
+
+    def admits(self, queue: Queue, host: QueueServices, message: Message) -> bool:
+        return queue.ready_count < 5
 
 
 class TestObstacles:
@@ -81,6 +91,17 @@ class TestObstacles:
         room.advance(WAIT_MS)
         assert job.state == "done"
 
+    def test_bytes_that_wait_for_a_retry_in_the_target_count(self, room: Any, jobs: JobManager) -> None:
+        retry = {"x_delayed_retry_type": "all", "x_delayed_retry_min": 60_000}
+        source, target = room.queue("source"), room.queue("target", x_max_length_bytes=10, **retry)
+        room.publish("target", b"12345678")
+        target.requeue(target.get(False), True)
+        assert target.delayed_bytes == 8
+        fill(room, "source", 9)
+        job = run_job(room, jobs, "move", source, to_queue="target")
+        assert (job.state, job.done_count, job.conditions.looked_count) == ("waiting", 2, 2)
+        assert not source.get(False).redelivered, "the job took a message for which the target has no room"
+
     def test_waiting_job_does_not_touch_messages(self, room: Any, jobs: JobManager) -> None:
         """Otherwise each look would write a requeue to the log."""
         source = room.queue("source")
@@ -96,14 +117,10 @@ class TestObstacles:
         room.advance(2 * WAIT_MS)
         assert drain(room, room.vhost.queues["target"]) == [1]
 
-    def test_rejected_messages_return_to_the_source(
-        self, room: Any, jobs: JobManager, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        source, target = room.queue("source"), room.queue("target", x_max_length=5, x_overflow="reject-publish")
+    def test_rejected_messages_return_to_the_source(self, room: Any, jobs: JobManager) -> None:
+        source, target = room.queue("source"), room.queue("target")
+        target.apply_config(QueueConfig({}, [FiveMessages()]))  # the job does not know this limit
         fill(room, "source", 3)
-        monkeypatch.setattr(targets, "is_full", lambda queue, size: False)
-        monkeypatch.setattr(job_module, "is_full", lambda queue, size: False)
-        monkeypatch.setattr(job_module, "free_count", lambda queue, count: count)
         fill(room, "target", 4)
         job = run_job(room, jobs, "move", source, to_queue="target")
         assert (job.state, job.done_count, source.ready_count, target.ready_count) == ("waiting", 1, 2, 5)

@@ -113,6 +113,30 @@ class TestFullDisk:
         assert (queue.ready_count, queue.ready_bytes) == (3, 12)
         assert room.bodies(queue) == [b"0...", b"1...", b"2..."]
 
+    def test_queue_whose_ready_messages_are_all_lost_has_no_ready_bytes(self, room) -> None:
+        queue = room.queue("q", x_max_length_bytes=10, x_overflow="reject-publish")
+        queue.order.memory.count_max = 0
+        room.publish("q", b"0" * 10)
+        unacked = queue.get(False)
+        room.publish("q", b"1" * 10)
+        queue.on_write_failed([(1, 1)])
+        assert (queue.ready_count, queue.ready_bytes) == (0, 0)
+        assert room.publish("q", b"2"), "the empty queue is full"
+        queue.ack(unacked)
+
+    def test_returned_messages_keep_their_order_when_some_were_not_written(self, room) -> None:
+        queue = room.queue("q")
+        for number in range(4):
+            room.publish("q", b"%d" % number)
+        entries = [queue.get(False) for _ in range(4)]
+        for number in (1, 3, 2):
+            queue.requeue(entries[number], True)
+        queue.on_write_failed([(2, 3)])
+        queue.requeue(entries[0], True)
+        bodies = room.bodies(queue)
+        assert sorted(bodies) == [b"0", b"1", b"2", b"3"]
+        assert bodies.index(b"0") < bodies.index(b"1")
+
 
 class TestAfterKill:
     def test_max_length_bytes_holds_after_kill(self, room) -> None:

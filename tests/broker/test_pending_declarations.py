@@ -25,16 +25,17 @@ class Catalogue:
     def __init__(self) -> None:
         self.pending_commits: list[Callable[[BaseException | None], None]] = []
         self.results: list[BaseException | None] = []
+        self.timers: list[Callable[[], None]] = []
         self.declarations = PendingDeclarations(
             lambda changes, done: self.pending_commits.append(done),
             lambda call, *given: call(*given),
-            lambda delay_s, call: None,
+            lambda delay_s, call: self.timers.append(call),
         )
 
     def commit(self, error: BaseException | None = None) -> None:
-        for done in self.pending_commits:
+        commits, self.pending_commits[:] = self.pending_commits[:], []
+        for done in commits:
             done(error)
-        self.pending_commits.clear()
 
 
 @pytest.fixture
@@ -75,6 +76,28 @@ def test_exception_after_removal_is_reported(catalogue: Catalogue) -> None:
     (answer,) = catalogue.results
     assert isinstance(answer, CallbackFailed)
     catalogue.declarations.check(*NAME)
+
+
+def test_outage_of_the_database_logs_one_line_per_retry(catalogue: Catalogue, caplog: pytest.LogCaptureFixture) -> None:
+    """Each refused declaration needs an undo. With a timer for each, a thousand would log 1,000 lines a second."""
+    for number in range(20):
+        row = QueueRow("/", f"q{number}", str(number))
+        catalogue.declarations.commit_and_apply(
+            PendingDeclaration(ObjectName("/", "queue", row.name), Put(row), Delete(row), bug), catalogue.results.append
+        )
+    catalogue.commit(WriteFailed("no database"))
+    assert len(catalogue.results) == len(catalogue.pending_commits) == 20
+    for outage in range(1, 4):
+        catalogue.commit(WriteFailed("no database"))
+        assert len(caplog.records) == outage
+        (timer,) = catalogue.timers
+        catalogue.timers.clear()
+        timer()
+        assert len(catalogue.pending_commits) == 20, "each undo is tried again"
+    catalogue.commit()
+    assert (catalogue.timers, len(caplog.records)) == ([], 3)
+    for number in range(20):
+        catalogue.declarations.check("/", "queue", f"q{number}")
 
 
 @pytest.mark.parametrize(("error", "code"), [(CallbackFailed("ZeroDivisionError()"), 541), (WriteFailed("full"), 506)])

@@ -108,7 +108,7 @@ class TestLog:
         queue = room.vhost.queues["q"]
         queue.prepare()
         assert (queue.ready_count, sum(level_counts(queue.order).values())) == (901, 0), "the log was read at once"
-        assert queue.head() is None
+        assert queue.order.head(queue) is None
         room.publish("q", b"new", priority=2, turn=False)
         assert queue.ready_count == 902
         queue.dispatch()

@@ -80,6 +80,7 @@ class TestRedrive:
             [{"queue": "work"}],
             [{"queue": "work", "routing-keys": []}],
             [{"queue": "work", "exchange": "", "routing-keys": ["k" * 256]}],
+            [{"queue": "work", "exchange": b"\xff", "routing-keys": ["k"]}],
             [{"queue": "dead", "exchange": "", "routing-keys": ["k"]}],
             [{"queue": "none", "exchange": "", "routing-keys": ["work"]}],
         ],

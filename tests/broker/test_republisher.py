@@ -61,6 +61,9 @@ class LogSource(RepublishSource):
     def is_deleted(self) -> bool:
         return self.deleted
 
+    def envelope_of(self, exchange: bytes, routing_key: bytes) -> MessageRoute:
+        return MessageRoute(exchange.decode(), routing_key.decode())
+
     def rewrite(self, envelope: MessageRoute, properties: bytes) -> RewrittenMessage | None:
         self.rewritten.append(properties)
         assert (envelope.exchange, envelope.routing_key) == ("first", "key")

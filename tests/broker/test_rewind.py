@@ -221,6 +221,17 @@ class TestInPlace:
         assert run(room, jobs, queue, begin=5).done_count == 5
         assert queue.ready_count == 10
 
+    def test_messages_that_wait_for_a_retry_count_for_max_length(self, room, jobs) -> None:
+        retry = {"x_delayed_retry_type": "all", "x_delayed_retry_min": 600_000}
+        queue = room.queue("q", x_retain="1h", x_max_length=10, **retry)
+        fill(room, "q", 8)
+        room.bodies(queue)
+        fill(room, "q", 4, first=8)
+        for entry in [queue.get(False) for _ in range(4)]:
+            queue.requeue(entry, True)
+        job = run(room, jobs, queue)
+        assert (job.state, queue.ready_count, queue.delayed_count) == ("failed", 0, 4)
+
     def test_message_expired_before_restart_is_not_rewound(self, room, jobs) -> None:
         """The message has its own expiration, and the restarted queue has not read it yet."""
         queue = room.queue("q", x_retain="1h")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import random
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from taker import Taker, take
 
 from amqpd.broker.jobs.job import JobFilter
-from amqpd.broker.queue.scan import GroupScan, PriorityScan
+from amqpd.broker.message import Message
+from amqpd.broker.queue.filtered import MessagePredicate
+from amqpd.broker.queue.scan import LogScan
 from amqpd.routing.selector import parse_selector
 
 KINDS = {"groups": {"x_group_by": "header:group"}, "levels": {"x_max_priority": 3}}
@@ -43,7 +47,7 @@ def test_index_has_the_messages_in_memory(room: Any, kind: str, durable: bool, w
         if scan is None:
             conditions = JobFilter(parse_selector("n < 3"), None)
             end = queue.backing.next_offset
-            scan = (GroupScan if kind == "groups" else PriorityScan)(queue, conditions, lambda: None)
+            scan = LogScan(queue, conditions, lambda: None, queue.order)
         action = rng.choice(
             ("publish", "take", "leave", "ack", "requeue", "purge", "search", "search", "back", "settle")
         )
@@ -91,7 +95,7 @@ def test_slice_does_not_revisit_returned_messages(room: Any, kind: str) -> None:
         room.turn.schedule()
         room.turns()
         conditions = JobFilter(parse_selector("n < 0"), None)
-        scan = (GroupScan if kind == "groups" else PriorityScan)(queue, conditions, lambda: None)
+        scan = LogScan(queue, conditions, lambda: None, queue.order)
         room.clock.per_look_ms = 1
         slices = []
         while not scan.ended:
@@ -103,3 +107,34 @@ def test_slice_does_not_revisit_returned_messages(room: Any, kind: str) -> None:
         assert conditions.looked_count == count
         looked[count] = max(slices)
     assert looked[2_000] == looked[8_000] >= 32, looked
+
+
+class Breaking(MessagePredicate):
+    """Wants every message. From the first one on, the disk fails."""
+
+    def __init__(self, room: Any) -> None:
+        self.room = room
+
+    def wants(self, message: Message) -> bool:
+        self.room.filesystem.fault = lambda name, _path: OSError(errno.EIO, "unreadable") if name == "pread" else None
+        return True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_found_before_a_read_fails_are_returned(memory_room: Any, kind: str) -> None:
+    room = memory_room()
+    room.queue("q", **KINDS[kind])
+    for number in range(12):
+        room.publish("q", bytes(200_000), headers={"group": f"g{number % 3}"}, priority=number % 3)
+    room.restart()
+    queue = room.vhost.queues["q"]
+    assert queue.can_open()
+    room.turns()
+    scan = LogScan(queue, Breaking(room), lambda: None, queue.order)
+    entries: list[Any] = []
+    while not entries:
+        with suppress(OSError):
+            scan.collect(entries, 100, 1 << 30)
+        room.turns()
+    assert len(entries) == queue.unacked_count > 0
+    assert queue.ready_count + queue.unacked_count == 12

@@ -72,7 +72,6 @@ class TestSelectors:
         publish(room, *COLOURS)
         reader = read(room, stream, x_filter="missing = 1", x_stream_consumer_name="me")
         assert reader.place.offset == 8
-        stream.order.remove_consumer(stream, reader)
         stream.remove_consumer(reader)
         publish(room, {"missing": 1})
         again = read(room, stream, x_filter="missing = 1", x_stream_consumer_name="me", turn=False)
@@ -82,14 +81,14 @@ class TestSelectors:
         again.ack(len(again.entries))
         room.turns()
         stream.order.remove_consumer(stream, again)
-        assert room.vhost.queue_host.stored_offset(stream.id, "me") == 9
+        assert room.vhost.queue_host.stored_offsets.get(stream.id, "me") == 9
 
     def test_stored_offset_stays_before_unacked_message(self, room, stream) -> None:
         publish(room, {"a": 1}, {"a": 2}, {"a": 2})
         reader = read(room, stream, x_filter="a = 1", x_stream_consumer_name="me")
         assert len(reader.got) == 1
         stream.order.remove_consumer(stream, reader)
-        assert room.vhost.queue_host.stored_offset(stream.id, "me") <= 0
+        assert room.vhost.queue_host.stored_offsets.get(stream.id, "me") in (None, 0)
 
     def test_acks_give_credit_across_skipped_messages(self, room, stream) -> None:
         bodies = publish(room, *COLOURS)
@@ -219,7 +218,6 @@ class TestCost:
         publish(room, *[{"n": n} for n in range(2000)])
         readers = [read(room, stream, x_filter="n = 1999", turn=False) for _ in range(3)]
         for reader in readers[:2]:
-            stream.order.remove_consumer(stream, reader)
             stream.remove_consumer(reader)
         room.turns()
         assert [len(reader.got) for reader in readers] == [0, 0, 1]

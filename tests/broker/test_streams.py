@@ -6,7 +6,7 @@ import pytest
 
 from amqpd.broker.queue import stream as stream_slices
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.stream import ACKED_MAX
+from amqpd.broker.queue.stream import ACKED_MAX, NAMES_MAX
 from amqpd.broker.stream_message import INTERVAL_MS_MAX, interval_ms
 from amqpd.protocol.field_table import Timestamp
 from amqpd.protocol.properties import decode_properties
@@ -280,7 +280,6 @@ class TestNamedConsumers:
     def test_acks_after_cancel_are_stored(self, room, stream) -> None:
         fill(room, 5)
         reader = read(room, stream, x_stream_offset="first", x_stream_consumer_name="me")
-        stream.order.remove_consumer(stream, reader)
         stream.remove_consumer(reader)
         reader.ack(3)
         room.turns()
@@ -291,11 +290,41 @@ class TestNamedConsumers:
         old = read(room, stream, x_stream_offset="first", x_stream_consumer_name="me")
         new = read(room, stream, x_stream_offset="first", x_stream_consumer_name="me")
         new.ack(2)
-        old.ack(5)
+        old.ack(3)
         room.turns()
         assert self.stored(room, stream) == 2
+        new.ack(3)
         leave(room, new)
-        assert self.stored(room, stream) == 2
+        assert self.stored(room, stream) == 5
+        old.ack(1)  # its consumer was replaced, so this ack must not set the offset back
+        room.turns()
+        assert self.stored(room, stream) == 5
+
+    def test_earlier_consumer_stores_its_offset_when_the_later_one_has_ended(self, room, stream) -> None:
+        """A new version of a program fails at once, and the old one continues for days."""
+        fill(room, 6)
+        old = read(room, stream, x_stream_offset="first", x_stream_consumer_name="me")
+        leave(room, read(room, stream, x_stream_offset="first", x_stream_consumer_name="me"))
+        old.ack(5)
+        room.turns()
+        assert self.stored(room, stream) == 5
+
+    def test_name_that_was_forgotten_has_one_reader(self, room, stream) -> None:
+        fill(room, 6)
+        old = read(room, stream, x_stream_offset="first", x_stream_consumer_name="me")
+        for number in range(NAMES_MAX):
+            leave(room, read(room, stream, x_stream_consumer_name=f"name {number}"))
+        new = read(room, stream, x_stream_offset="first", x_stream_consumer_name="me")
+        new.ack(4)
+        room.turns()
+        old.ack(2)
+        room.turns()
+        assert self.stored(room, stream) == 4
+
+    def test_only_the_last_names_are_remembered(self, room, stream) -> None:
+        for number in range(NAMES_MAX + 9):
+            leave(room, read(room, stream, x_stream_consumer_name=f"name {number}"))
+        assert len(stream.order._shared.names) == NAMES_MAX
 
     def test_stored_offset_beyond_the_end_means_next(self, room, stream) -> None:
         fill(room, 2)
@@ -348,6 +377,7 @@ class TestSingleActiveConsumer:
         room.turns()
         first.ack(1)
         room.turns()
+        assert room.catalogue.stored_offsets.get(single.id, "me") == 3, "a waiting consumer has the name already"
         leave(room, first)
         assert second.got == bodies[3:]
         second.ack(3)

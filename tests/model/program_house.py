@@ -69,9 +69,10 @@ class PromptRows:
 
 
 class ProgramBroker(MemoryBroker):
-    def __init__(self) -> None:
+    def __init__(self, **storage: Any) -> None:
         self.rows = Rows(VhostRow("/", "v"))
         self.clock = ManualClock()
+        self.storage_arguments: dict[str, Any] = {"segment_size_bytes": 200_000, "boot_id": BOOT_ID, **storage}
         super().__init__()
 
     def begin(self) -> None:
@@ -82,9 +83,8 @@ class ProgramBroker(MemoryBroker):
             post=self.loop.call_soon_threadsafe,
             clock=clock,
             filesystem=self.filesystem,
-            segment_size_bytes=200_000,
-            boot_id=BOOT_ID,
             inline=True,
+            **self.storage_arguments,
         )
         metadata: Any = PromptRows(self.rows, self.loop)
         loop: Any = self.loop

@@ -19,6 +19,7 @@ class TransactionPlayer(PlayerChecks):
         self.client.say(CHANNEL, spec.Channel.Open(), spec.Tx.Select())
         self.heard()
         got = [(*taken, how) for name, how in gets if (taken := self.taken(name)) is not None]
+        self.twin.route_dead_letters()  # a new head may have expired
         sent: list[tuple[TwinMessage, RouteResult]] = []
         returned = 0
         for exchange, key, *about, mandatory, headers in messages:

@@ -65,6 +65,18 @@ def test_duplicate_is_confirmed_when_first_copy_is_safe(server: MemoryBroker, na
 
 
 @pytest.mark.parametrize("name", ["once", "disk"])
+def test_id_that_expires_before_its_message_is_safe(server: MemoryBroker, name: str) -> None:
+    """The next message with this id is new."""
+    front = Front(server)
+    headers = {"x-deduplication-header": "a", "x-cache-ttl": 0}
+    for _ in range(2):
+        front.publish(name, "", encode_properties(Properties(headers=headers, delivery_mode=2)))
+    assert front.replies() == []
+    server.settle()
+    assert (front.replies(), ready(server, name)) == (["OK 1-2"], 2)
+
+
+@pytest.mark.parametrize("name", ["once", "disk"])
 def test_failed_write_is_not_remembered_as_seen(server: MemoryBroker, name: str) -> None:
     server.broker.alarms.check = lambda: None  # type: ignore[method-assign]
     front, other = Front(server), Front(server)

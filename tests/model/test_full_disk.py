@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import pamqp.commands as spec
 import pytest
-from memory_broker import Client, Event, MemoryBroker
+from memory_broker import Client, Event, MemoryBroker, User
+
+from amqpd.protocol.field_table import encode_table
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text
+    from kafka.record.default_records import DefaultRecordBatchBuilder
+
+    from amqpd.kafka_server.errors import STORAGE_ERROR
+    from amqpd.kafka_server.queue_produce import QueueBatch, RefusedBatch
 
 PERSISTENT = b"\x10\x00\x02"
 
@@ -160,4 +172,83 @@ def test_failed_commit_drops_no_head_of_limited_queue(restarted: bool, kind: str
     assert client.consume_all() == (committed[-10:] if arguments else kept + committed)
     client.server.again(clean=False)
     assert client.server.vhost.queues["q"].can_open()
+    client.server.end()
+
+
+def batch_of(numbers: range) -> bytes:
+    """Return a batch of Kafka producer 7 whose sequences are these numbers."""
+    builder = DefaultRecordBatchBuilder(2, 0, 0, 7, 0, numbers.start, 1 << 25)
+    for number in numbers:
+        builder.append(number - numbers.start, 1, b"key", b"%08d" % number, [])
+    return bytes(builder.build())
+
+
+@pytest.mark.parametrize("limited", [False, True], ids=["between slices", "by a read"])
+def test_full_disk_ends_batch_of_kafka_producer(limited: bool) -> None:
+    """The messages that could not be written are in the middle of the batch. A repetition adds them.
+
+    `limited`: a length limit reads the log, and so writes it, while the messages are enqueued.
+    """
+    client = FullDiskClient()
+    arguments: dict[str, object] = {"x-max-length": 10_000, "x-overflow": "drop-head"} if limited else {}
+    client.say(spec.Queue.Delete(queue="q"), spec.Queue.Declare(queue="q", durable=True, arguments=arguments))
+    queue = client.server.vhost.queue("q")
+    store: Any = queue.backing.store
+    user: Any = User("guest")
+
+    def enqueue(numbers: range) -> bool:
+        """Enqueue a batch. The disk is full at the end of its first slice. Return whether all is safe."""
+        queued = QueueBatch(queue, store, user, batch_of(numbers))
+        while queued.last_offset < 0:
+            queued.enqueue_some()
+        client.set_free_bytes(free_bytes)
+        if limited:
+            store.flush_batches()
+        else:
+            client.server.broker.turn.schedule()
+            client.server.settle()
+        client.set_free_bytes(None)
+        while not queued.enqueue_some():
+            pass
+        safe: list[bool] = []
+        store.when_safe(queued.last_offset, safe.append)
+        client.server.broker.turn.schedule()
+        client.server.settle()
+        return safe == [True]
+
+    free_bytes: int | None = None
+    assert enqueue(range(50))
+    free_bytes = 200
+    with pytest.raises(RefusedBatch) as refused:
+        enqueue(range(50, 1000))
+    assert refused.value.error == STORAGE_ERROR
+    client.server.broker.turn.schedule()
+    client.server.settle()
+    free_bytes = None
+    assert enqueue(range(50, 1000))
+    assert client.consume_all() == list(range(1000))
+    client.server.end()
+
+
+def test_full_disk_leaves_no_number_of_message_that_it_refused() -> None:
+    """A length limit reads the log, and so writes it, while numbered messages are enqueued. They are sent again."""
+    client = FullDiskClient()
+    arguments: dict[str, object] = {"x-max-length": 4, "x-overflow": "drop-head"}
+    client.say(spec.Queue.Delete(queue="q"), spec.Queue.Declare(queue="q", durable=True, arguments=arguments))
+    client.publish(4, 100_000)
+    client.server.again(clean=True)  # the next head is in the log only
+    client.server.broker.alarms.check = lambda: None  # type: ignore[method-assign]
+    client.client = Client(client.server, "d")
+    client.account = Account()
+    client.say(spec.Channel.Open(), spec.Confirm.Select())
+    for free_bytes in (0, None):
+        client.set_free_bytes(free_bytes)
+        client.server.broker.turn.schedule()  # both messages come in one turn
+        for number in (5, 6):
+            headers = encode_table({"x-producer-id": 7, "x-producer-epoch": 0, "x-sequence": number})
+            client.client.publish(1, "q", [b"%08d" % number], b"\x30\x00" + headers + b"\x02")
+        client.server.settle()
+        client.account.add(client.client.heard())
+    assert (client.account.nacked, client.account.acked) == ({1, 2}, {3, 4})
+    assert client.consume_all()[-2:] == [5, 6]
     client.server.end()

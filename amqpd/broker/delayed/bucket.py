@@ -61,8 +61,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 from librt.strings import read_i64_be
 from mypy_extensions import i64
 
-from amqpd.broker.flow.loop_turn import LoopTurn
-from amqpd.broker.message import TTL_MS_MAX, MessageRoute, PropertiesView
+from amqpd.broker.message import TTL_MS_MAX, LogMessageFactory, MessageRoute, PropertiesView
 from amqpd.broker.publish import router
 from amqpd.broker.publish.confirms import when_safe
 from amqpd.broker.publish.republisher import RepublishSource, RewrittenMessage
@@ -75,7 +74,7 @@ from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.queue_log import Cursor, LogFailed, QueueLog
 
 if TYPE_CHECKING:
-    from amqpd.broker.vhost.vhost import VHost
+    from amqpd.broker.delayed.timing_wheel import TimingWheel
 
 
 LEVEL_COUNT: Final = 5
@@ -386,33 +385,19 @@ def parse_id(name: str) -> tuple[int, int]:
 
 log = logging.getLogger(__name__)
 
-ROUTES_MAX: Final = 1024
-
 
 @final
 class Cascade:
-    """The cascade of one bucket.
+    """The cascade of one bucket."""
 
-    Args:
-        make: creates a bucket for copies.
-        over: called with True when all copies are synced, with False after a failure.
-    """
-
-    def __init__(
-        self,
-        bucket: Bucket,
-        turn: LoopTurn,
-        make: Callable[[BucketKey, Bucket], Bucket],
-        over: Callable[[Cascade, bool], None],
-    ) -> None:
+    def __init__(self, wheel: TimingWheel, bucket: Bucket) -> None:
         self.bucket = bucket
         self.children: dict[BucketKey, Bucket] = {}
         self.copied: i64 = 0
         self.read = False
-        self._turn = turn
-        self._make = make
-        self._over = over
-        self._routes: dict[bytes, RecordRoute] = {}
+        self._wheel = wheel
+        self._turn = wheel.scheduler.turn
+        self._from_log = LogMessageFactory()
         # Pieces that are not synced yet.
         self._missing: i64 = 0
         self._failed = False
@@ -421,7 +406,7 @@ class Cascade:
         bucket.job_end = bucket.store.next_offset
 
     def step(self, now_ms: i64, arrived: Callable[[], None]) -> bool:
-        """Copy a piece. Return False to wait for `arrived` or `over`. Raises: OSError; then the caller calls `fail`."""
+        """Copy a piece. Return False to wait for `arrived` or the end. Raises: OSError: the caller calls `fail`."""
         bucket = self.bucket
         turn = self._turn
         if self.read or self._failed:
@@ -487,15 +472,9 @@ class Cascade:
         place = key_below(due_ms, now_ms, self.bucket.level)
         child = self.children.get(place)
         if child is None:
-            child = self._make(place, self.bucket)
+            child = self._wheel.make_copy_bucket(place, self.bucket)
             self.children[place] = child
-        key = record.exchange + b"\0" + record.routing_key
-        route = self._routes.get(key)
-        if route is None:
-            if len(self._routes) >= ROUTES_MAX:
-                self._routes.clear()
-            route = RecordRoute(record.exchange, record.routing_key)
-            self._routes[key] = route
+        route = self._from_log.envelope(record.exchange, record.routing_key).record_route()
         append(child.store, route, record.properties, record.body, record.persistent)
         self.copied += 1
         return child.store
@@ -515,7 +494,7 @@ class Cascade:
         for child in self.children.values():
             stored_count += child.store.record_count
         # The count shows unwritten copies even if a sync succeeded.
-        self._over(self, not self._failed and stored_count == self.copied)
+        self._wheel.on_cascade_end(self, not self._failed and stored_count == self.copied)
 
 
 def append(store: QueueLog, route: RecordRoute, properties: bytes, body: bytes, persistent: bool) -> i64:
@@ -527,7 +506,6 @@ def append(store: QueueLog, route: RecordRoute, properties: bytes, body: bytes, 
 
 
 REDELIVERED: Final = "x-delayed-redelivered"
-ENVELOPES_MAX: Final = 1024
 
 
 @final
@@ -556,30 +534,16 @@ class DelayedRelease(RepublishSource):
     """The messages of one bucket as a source of the republisher.
 
     Args:
-        vhosts: all vhosts by name.
         again: the messages may have been released before.
-        done: called when some are finished.
     """
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        exchange: str,
-        vhost: str,
-        vhosts: Mapping[str, VHost],
-        stats: DelayStats,
-        again: bool,
-        done: Callable[[Bucket], None],
-    ) -> None:
+    def __init__(self, wheel: TimingWheel, bucket: Bucket, again: bool) -> None:
         super().__init__("delayed")
         self.bucket = bucket
-        self.exchange = exchange
-        self.vhost = vhost
-        self._vhosts = vhosts
-        self._stats = stats
+        self._wheel = wheel
+        self._stats = wheel.scheduler.stats
         self._again = again
-        self._done = done
-        self._envelopes: dict[bytes, MessageRoute] = {}
+        self._from_log = LogMessageFactory()
 
     def log(self) -> QueueLog | None:
         return None if self.bucket.is_removed else self.bucket.store
@@ -588,18 +552,11 @@ class DelayedRelease(RepublishSource):
         return self.bucket.is_removed
 
     def envelope_of(self, exchange: bytes, routing_key: bytes) -> MessageRoute:
-        key = exchange + b"\0" + routing_key
-        envelope = self._envelopes.get(key)
-        if envelope is None:
-            if len(self._envelopes) >= ENVELOPES_MAX:
-                self._envelopes.clear()
-            envelope = MessageRoute(exchange.decode(), routing_key.decode("utf-8", "surrogateescape"))
-            self._envelopes[key] = envelope
-        return envelope
+        return self._from_log.envelope(exchange, routing_key)
 
     def rewrite(self, envelope: MessageRoute, properties: bytes) -> RewrittenMessage | None:
-        vhost = self._vhosts.get(self.vhost)
-        exchange = None if vhost is None else vhost.exchanges.get(self.exchange)
+        vhost = self._wheel.scheduler.vhosts.get(self._wheel.vhost)
+        exchange = None if vhost is None else vhost.exchanges.get(self._wheel.exchange)
         if vhost is None or exchange is None:
             self._stats.dropped += 1
             return None
@@ -626,7 +583,7 @@ class DelayedRelease(RepublishSource):
         if not bucket.is_removed:
             super().on_safe(first, last, size)
             if not bucket.in_flight:
-                self._done(bucket)
+                self._wheel.on_released(bucket)
 
     def on_stop(self, offset: i64, again: bool) -> None:
         bucket = self.bucket
@@ -634,7 +591,7 @@ class DelayedRelease(RepublishSource):
         if again:
             bucket.maybe_released = True  # the delivered mark must not be cleared
         if not bucket.is_removed and not bucket.in_flight:
-            self._done(bucket)
+            self._wheel.on_released(bucket)
 
     def _finish(self, offset: i64) -> bool:
         """Remove the offset from `in_flight`. Return whether it was there."""
@@ -646,4 +603,4 @@ class DelayedRelease(RepublishSource):
         return True
 
     def log_fields(self) -> dict[str, object]:
-        return {"vhost": self.vhost, "exchange": self.exchange}
+        return self._wheel.log_fields()

@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
+from amqpd.broker.consumer import DelayHooks
 from amqpd.broker.delayed.bucket import BucketName, DelayStats, parse_name
 from amqpd.broker.delayed.timing_wheel import TimingWheel
 from amqpd.broker.flow.loop_turn import LoopTurn
-from amqpd.broker.flow.timers import Timer, Timers
+from amqpd.broker.flow.timers import CallTimer, Timers
 from amqpd.broker.publish.republisher import Republisher
 from amqpd.storage.acks.segment_removal import DELETED
 from amqpd.storage.queue_json import DESCRIPTION, describe, read_description
@@ -49,19 +50,7 @@ FAILED_MS_MAX: Final = 30_000
 
 
 @final
-class ClockWatcher(Timer):
-    """Timer that checks whether the wall clock was set."""
-
-    def __init__(self, delays: DelayScheduler) -> None:
-        super().__init__()
-        self.delays = delays
-
-    def fire(self) -> None:
-        self.delays.check_clock()
-
-
-@final
-class DelayScheduler:
+class DelayScheduler(DelayHooks):
     """Scheduler of timing wheels, one per broker.
 
     Args:
@@ -90,14 +79,13 @@ class DelayScheduler:
         self._call_soon = call_soon
         self._queue: deque[TimingWheel] = deque()
         self._scheduled = False
-        self._watch = ClockWatcher(self)
+        self._watch = CallTimer(self.check_clock)
         self._apart_ms: i64 = 0
         self._stopped = False
 
     # -- wheels ---------------------------------------------------------------------------------------------------
 
     def wheel(self, vhost: str, vhost_id: str, exchange: str) -> TimingWheel:
-        """Return the wheel of an exchange, created if necessary. The first message creates its files."""
         wheels = self._wheels.get(vhost)
         if wheels is None:
             wheels = {}
@@ -130,7 +118,6 @@ class DelayScheduler:
                 del self._wheels[vhost]
 
     def remove_vhost(self, vhost: str) -> list[QueueLog]:
-        """End the wheels of a deleted vhost and return their logs, which are deleted with its directory."""
         stores: list[QueueLog] = []
         for wheel in self.wheels_of(vhost):
             self.stats.dropped += wheel.count()

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Destination
-from amqpd.broker.delay_hook import DelayHook
+from amqpd.broker.consumer import DelayHook, Destination
 from amqpd.broker.delayed.bucket import (
     LEVEL_COUNT,
     READ_BYTES,
@@ -43,7 +42,7 @@ from amqpd.broker.delayed.bucket import (
     with_delay,
 )
 from amqpd.broker.delayed.slots import NEVER, DueSlots
-from amqpd.broker.flow.timers import Timer
+from amqpd.broker.flow.timers import CallTimer
 from amqpd.broker.message import Message, make_message
 from amqpd.broker.publish.republisher import Republisher
 from amqpd.protocol.field_table import CodecError
@@ -54,42 +53,19 @@ if TYPE_CHECKING:
     from amqpd.broker.delayed.delayed_messages import DelayScheduler
 
 
-@final
-class CountdownLatch:
-    """Calls `done` after `count` calls of `count_down`."""
-
-    def __init__(self, count: i64, done: Callable[[], None]) -> None:
-        self._count = count
-        self._done = done
-
-    def count_down(self) -> None:
-        self._count -= 1
-        if self._count == 0:
-            self._done()
-
-
-@final
-class WheelTimer(Timer):
-    def __init__(self, wheel: TimingWheel) -> None:
-        super().__init__()
-        self.wheel = wheel
-
-    def fire(self) -> None:
-        wheel = self.wheel
-        wheel.armed_ms = NEVER
-        wheel.scheduler.schedule(wheel)
-
-
 log = logging.getLogger(__name__)
 
 
 @final
 class DelayDestination(Destination):
-    """Destination of publishes with the same due time and keys.
+    """Destination of publishes with the same due time and keys. Messages of one slice share it.
 
     Args:
         keys: None if the message has only its own routing key.
         changes: the headers to set.
+
+    Attributes:
+        stored: `enqueue` has stored a message, so `log` returns the log of that message.
     """
 
     def __init__(self, wheel: TimingWheel, due_ms: i64, keys: list[str] | None, changes: dict[str, object]) -> None:
@@ -99,6 +75,7 @@ class DelayDestination(Destination):
         self.due_ms = due_ms
         self.keys = keys
         self.changes = changes
+        self.stored = False
         self._bucket: Bucket | None = None
 
     def bucket(self) -> Bucket:
@@ -114,7 +91,7 @@ class DelayDestination(Destination):
 
     def log(self) -> QueueLog | None:
         bucket = self._bucket
-        if not self.wheel.dropped:
+        if not self.wheel.dropped and not self.stored:  # a stored message stays where it is, also if that log fails
             try:
                 bucket = self.bucket()
             except LogFailed:
@@ -142,6 +119,7 @@ class DelayDestination(Destination):
         except (LogFailed, CodecError) as error:
             log.warning("a message cannot be delayed: %s", error, extra=wheel.log_fields())
             return False
+        self.stored = True
         wheel.on_append(bucket, self.due_ms, offset)
         return True
 
@@ -177,7 +155,7 @@ class TimingWheel(DelayHook):
         self.armed_ms: i64 = NEVER
         self.failures: i64 = 0
         self.paused_until_ms: i64 = 0
-        self._wake = WheelTimer(self)
+        self._wake = CallTimer(self._on_timer)
         self.vhost = vhost
         self.vhost_id = vhost_id
         self.exchange = exchange
@@ -373,7 +351,7 @@ class TimingWheel(DelayHook):
             if bucket.count == 0:
                 self._remove(bucket)
                 return True
-            cascade = Cascade(bucket, self.scheduler.turn, self._copy_to, self._cascade_done)
+            cascade = Cascade(self, bucket)
             self._cascades[bucket] = cascade
         bucket.waiting = True
         try:
@@ -386,12 +364,14 @@ class TimingWheel(DelayHook):
             return True
         return not bucket.waiting
 
-    def _copy_to(self, place: BucketKey, parent: Bucket) -> Bucket:
+    def make_copy_bucket(self, place: BucketKey, parent: Bucket) -> Bucket:
+        """Create a bucket for copies of `parent`."""
         child = self._make(place, parent.nonce)
         child.active = False
         return child
 
-    def _cascade_done(self, cascade: Cascade, whole: bool) -> None:
+    def on_cascade_end(self, cascade: Cascade, whole: bool) -> None:
+        """End a cascade. whole: all copies are synced."""
         bucket = cascade.bucket
         if self._cascades.pop(bucket, None) is None:
             return  # the exchange was deleted
@@ -454,15 +434,7 @@ class TimingWheel(DelayHook):
             return True  # cancelled, or never written
         releases = self._releases.get(bucket)
         if releases is None:
-            scheduler = self.scheduler
-            pair: list[DelayedRelease] = []
-            for again in (False, True):
-                pair.append(
-                    DelayedRelease(
-                        bucket, self.exchange, self.vhost, scheduler.vhosts, scheduler.stats, again, self._released
-                    )
-                )
-            releases = (pair[0], pair[1])
+            releases = (DelayedRelease(self, bucket, False), DelayedRelease(self, bucket, True))
             self._releases[bucket] = releases
         store = bucket.store
         release = releases[1] if bucket.maybe_released and store.redelivered(offset) else releases[0]
@@ -476,7 +448,7 @@ class TimingWheel(DelayHook):
         republisher.add(release, message, offset)
         return True
 
-    def _released(self, bucket: Bucket) -> None:
+    def on_released(self, bucket: Bucket) -> None:
         """Remove the bucket if it is finished: all its released messages have reached their queues."""
         if self._stopped:
             self._forget_deliveries(bucket)
@@ -538,14 +510,21 @@ class TimingWheel(DelayHook):
         storage = self.scheduler.storage
         buckets = list(self.buckets)
         self.remove()
-        gone = CountdownLatch(1 + len(self.old_folders), done)
+        left = 1 + len(self.old_folders)
+
+        def gone() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                done()
+
         for folder in (self.folder, *self.old_folders):
             chain = storage.delay_chain(self.vhost_id, folder)
             stores = [bucket.store for bucket in buckets if bucket.chain[:-1] == chain]
             if stores:
-                storage.retire_directory(chain, stores, gone.count_down)
+                storage.retire_directory(chain, stores, gone)
             else:
-                gone.count_down()
+                gone()
 
     def remove(self) -> list[QueueLog]:
         """End the wheel and return its logs, which the caller removes."""
@@ -598,6 +577,10 @@ class TimingWheel(DelayHook):
         return True
 
     # -- timer ----------------------------------------------------------------------------------------------------
+
+    def _on_timer(self) -> None:
+        self.armed_ms = NEVER
+        self.scheduler.schedule(self)
 
     def update_timer(self) -> None:
         """Set the timer for the next work, after a step without work or after the clock was set.

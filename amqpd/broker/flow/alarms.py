@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from amqpd.storage.filesystem import FileSystem
 
 if TYPE_CHECKING:
-    from amqpd.config import LimitSettings
+    from amqpd.config.schema import LimitSettings
 
 
 log = logging.getLogger(__name__)

@@ -45,7 +45,7 @@ class Timer:
 
 @final
 class CallTimer(Timer):
-    """A timer that calls a function, for modules that are not compiled and so cannot derive from `Timer`."""
+    """A timer that calls a function."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         super().__init__()
@@ -140,7 +140,6 @@ class Timers:
             self.arm(timer, due_ms)
 
     def cancel(self, timer: Timer) -> None:
-        """Cancel the timer."""
         if timer.tick >= 0:
             bucket = self._buckets.get(timer.tick)
             if bucket is not None:

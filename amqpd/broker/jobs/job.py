@@ -28,8 +28,8 @@ from mypy_extensions import i64
 
 from amqpd.broker.consumer import QueueEntry
 from amqpd.broker.flow.loop_turn import LoopTurn
-from amqpd.broker.flow.timers import Timer
-from amqpd.broker.jobs.targets import JobTarget, free_count, is_full
+from amqpd.broker.flow.timers import CallTimer
+from amqpd.broker.jobs.targets import JobTarget, free_count
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Message, MessageRoute, MessageView
 from amqpd.broker.publish.republisher import KEEP, Republisher, RepublishSource, RewrittenMessage
 from amqpd.broker.queue.filtered import MessagePredicate
@@ -132,7 +132,7 @@ class JobFilter(MessagePredicate):
 
 @final
 class SlicedRunner:
-    """Runs one slice of one task per loop turn; one per broker.
+    """Runs one slice of one job per loop turn; one per broker.
 
     Args:
         call_soon: calls a function in the next loop turn.
@@ -140,20 +140,20 @@ class SlicedRunner:
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
-        self._queue: deque[JobTask] = deque()
+        self._queue: deque[QueueJob] = deque()
         self._run_scheduled = False
         self._stopped = False
 
     def stop(self) -> None:
-        """Discard all tasks: the broker stops."""
+        """Discard all jobs: the broker stops."""
         self._stopped = True
         self._queue.clear()
 
-    def wake(self, worker: JobTask) -> None:
-        """Schedule the task."""
-        if not worker.scheduled and not self._stopped:
-            worker.scheduled = True
-            self._queue.append(worker)
+    def wake(self, job: QueueJob) -> None:
+        """Schedule the job."""
+        if not job.scheduled and not self._stopped:
+            job.scheduled = True
+            self._queue.append(job)
             self._schedule_run()
 
     def _schedule_run(self) -> None:
@@ -166,41 +166,12 @@ class SlicedRunner:
         self._run_scheduled = False
         if not self._queue:
             return  # the broker stops
-        worker = self._queue.popleft()
-        worker.scheduled = False
-        if worker.run_slice():
-            self.wake(worker)
+        job = self._queue.popleft()
+        job.scheduled = False
+        if job.run_slice():
+            self.wake(job)
         if self._queue:
             self._schedule_run()
-
-
-@final
-class RetryTimer(Timer):
-    def __init__(self, job: QueueJob) -> None:
-        super().__init__()
-        self.job = job
-
-    def fire(self) -> None:
-        self.job.wake()
-
-
-@final
-class JobTask:
-    """A job as a task of `SlicedRunner`."""
-
-    def __init__(self, job: QueueJob) -> None:
-        self.scheduled = False
-        self.job = job
-
-    def run_slice(self) -> bool:
-        """Do one slice. Return True if there is more now; otherwise `SlicedRunner.wake` must be called later."""
-        job = self.job
-        try:
-            return job.run_slice()
-        except Exception:
-            log.exception("a %s job failed", job.kind, extra=job.log_fields())
-            job.fail("an internal error; see the broker's log")
-            return job.finish()
 
 
 @final
@@ -216,6 +187,7 @@ class QueueJob(RepublishSource):
         ended: called once with the job at its end.
 
     Attributes:
+        scheduled: `SlicedRunner` will run a slice.
         done_count: safe at their targets, or deleted; in a dry run, those that would be.
         begun_ms, ended_ms: since 1970.
     """
@@ -239,6 +211,7 @@ class QueueJob(RepublishSource):
         self.conditions = conditions
         self.limit = limit
         self.counts_only = counts_only
+        self.scheduled = False
         self.state = RUNNING
         self.reason = ""
         self.found_count: i64 = 0
@@ -253,8 +226,7 @@ class QueueJob(RepublishSource):
         self._ended = ended
         self._search: QueueScan | None = None
         self._closed = False
-        self._task = JobTask(self)
-        self._retry_timer = RetryTimer(self)
+        self._retry_timer = CallTimer(self.wake)
         self._slice: i64 = -1
         # Entries found and not safe yet, by offset; and how many of them are not published.
         self._under_way: dict[int, QueueEntry] = {}
@@ -279,7 +251,7 @@ class QueueJob(RepublishSource):
     def wake(self) -> None:
         """Schedule the job unless it has ended."""
         if self.ended_ms == 0:
-            self._runner.wake(self._task)
+            self._runner.wake(self)
 
     def stop(self) -> None:
         """Stop the job by request. Published messages complete; others return to the source."""
@@ -331,7 +303,15 @@ class QueueJob(RepublishSource):
     # -- slices ---------------------------------------------------------------------------------------------------
 
     def run_slice(self) -> bool:
-        """Do one slice. Return whether there is more to do now."""
+        """Do one slice. Return True if there is more now; otherwise `SlicedRunner.wake` must be called later."""
+        try:
+            return self._run_slice()
+        except Exception:
+            log.exception("a %s job failed", self.kind, extra=self.log_fields())
+            self.fail("an internal error; see the broker's log")
+            return self.finish()
+
+    def _run_slice(self) -> bool:
         if self.ended_ms > 0:
             return False
         search = self._search
@@ -420,7 +400,7 @@ class QueueJob(RepublishSource):
         """
         full = self._full_target
         if full is not None and not self._full:
-            self._full = not full.deleted and is_full(full, 1)
+            self._full = not full.deleted and not full.has_room(1, 1)
             if not self._full:
                 self._full_target = None
         if self._full:
@@ -445,7 +425,7 @@ class QueueJob(RepublishSource):
         target = None if address is None or self.counts_only else address.queue
         if target is None or target.rules.stream or target.rules.length_bytes_max < 0:
             return LINE_BYTES
-        left: i64 = target.rules.length_bytes_max - target.ready_bytes
+        left: i64 = target.rules.length_bytes_max - target.ready_bytes - target.delayed_bytes
         return left if left < LINE_BYTES else LINE_BYTES
 
     def _permanent_reason(self) -> str:
@@ -496,7 +476,7 @@ class QueueJob(RepublishSource):
         if found is None:
             return KEEP  # its target is gone
         for destination in found.destinations:
-            if isinstance(destination, Queue) and is_full(destination, entry.body_size):
+            if isinstance(destination, Queue) and not destination.has_room(1, entry.body_size):
                 self._full = True
                 self._full_target = destination
                 return KEEP

@@ -22,11 +22,10 @@ from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.jobs.job import JobFilter, QueueJob, SlicedRunner
 from amqpd.broker.jobs.targets import ExchangeTarget, FirstDeathTarget, JobTarget, QueueTarget
 from amqpd.broker.publish.republisher import Republisher
-from amqpd.broker.queue.grouped_order import GroupedOrder
-from amqpd.broker.queue.priority import PriorityOrder
 from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.ready_order import SearchableOrder
 from amqpd.broker.queue.replay import AckedBrowse, LogRange, Replay
-from amqpd.broker.queue.scan import BrowseScan, FifoScan, GroupScan, PriorityScan, QueueScan, ReadySpan
+from amqpd.broker.queue.scan import BrowseScan, FifoScan, LogScan, QueueScan, ReadySpan
 from amqpd.broker.vhost.vhost import VHost
 from amqpd.errors import NotFound, PreconditionFailed
 from amqpd.routing.selector import Selector
@@ -187,7 +186,6 @@ class JobManager:
         return list(self._jobs.values())
 
     def get(self, id_: str) -> QueueJob | None:
-        """Return the job with this id, None if unknown."""
         return self._jobs.get(id_)
 
     def begin(self, request: JobRequest, ended: Callable[[QueueJob], object] | None = None) -> QueueJob:
@@ -359,10 +357,8 @@ def _scan_of(request: JobRequest, job: QueueJob) -> QueueScan:
     source, conditions = request.source, job.conditions
     if request.verb == COPY or request.dry_run:
         return BrowseScan(source, conditions, job.wake, request.verb != COPY, request.begin, request.begin_ms)
-    if isinstance(source.order, PriorityOrder):
-        return PriorityScan(source, conditions, job.wake)
-    if isinstance(source.order, GroupedOrder):
-        return GroupScan(source, conditions, job.wake)
+    if isinstance(source.order, SearchableOrder):
+        return LogScan(source, conditions, job.wake, source.order)
     return FifoScan(source, conditions, job.wake)
 
 
@@ -398,5 +394,5 @@ def _replay_scan(request: JobRequest, job: QueueJob) -> QueueScan:
     section = LogRange(begin, request.until, request.begin_ms, request.until_ms)
     if request.dry_run or request.to_queue is not None:
         return AckedBrowse(source, job.conditions, job.wake, section)
-    rewind = source.host.rewinder(store)
+    rewind = source.host.storage.replay(store)
     return Replay(source, job.conditions, job.wake, section, rewind, request.limit, job.conditions.count_left, job.fail)

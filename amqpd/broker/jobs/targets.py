@@ -26,9 +26,10 @@ from amqpd.broker.message import MessageRoute, PropertiesView
 from amqpd.broker.publish import router
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.vhost import VHost
-from amqpd.protocol.field_table import SHORT_STRING_SIZE_BYTES_MAX, Int64, decode_table
+from amqpd.protocol.field_table import Int64, decode_table
 from amqpd.protocol.properties import scan_properties, with_headers
 from amqpd.routing.base import HISTORY, RANDOMNESS
+from amqpd.storage.log.foreign_record import SHORT_BYTES_MAX, is_short_text
 
 REDRIVE_COUNT: Final = "x-redrive-count"
 DEATH_HEADERS: Final = ("x-death", "x-first-death-reason", "x-first-death-queue", "x-first-death-exchange")
@@ -243,8 +244,10 @@ def first_death(table: dict[str, object]) -> tuple[str, str, list[str]] | None:
         keys = [_text(each) for each in given if isinstance(each, str | bytes)]
     if not name or not keys:
         return None
-    for text in [name, exchange, *keys]:
-        if len(text.encode("utf-8", "surrogateescape")) > SHORT_STRING_SIZE_BYTES_MAX:
+    if not is_short_text(exchange.encode("utf-8", "surrogateescape")):
+        return None
+    for text in [name, *keys]:
+        if len(text.encode("utf-8", "surrogateescape")) > SHORT_BYTES_MAX:
             return None
     return name, exchange, keys
 
@@ -264,10 +267,3 @@ def free_count(queue: Queue, count: i64) -> i64:
     if left < 0:
         left = 0
     return left if left < count else count
-
-
-def is_full(queue: Queue, size: i64) -> bool:
-    """Return whether one more message of this size would exceed a length limit of the queue."""
-    rules = queue.rules
-    count = queue.ready_count + queue.delayed_count + 1
-    return not rules.stream and rules.is_over(count, queue.ready_bytes + queue.delayed_bytes + size)

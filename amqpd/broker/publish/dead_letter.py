@@ -40,6 +40,7 @@ from amqpd.broker.publish import router
 from amqpd.broker.publish.idempotence import NUMBERS
 from amqpd.broker.publish.republisher import KEEP, RepublishCount, Republisher, RepublishSource, RewrittenMessage
 from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.services import DeadLetterSink
 from amqpd.broker.vhost.exchange import Exchange
 from amqpd.broker.vhost.vhost import VHost
 from amqpd.protocol.field_table import PRODUCER_ID, CodecError, Int64, Timestamp, decode_table, encode_table
@@ -126,7 +127,7 @@ class DeadLetterSource(RepublishSource):
 
 
 @final
-class DeadLetterPublisher:
+class DeadLetterPublisher(DeadLetterSink):
     """Makes dead letters and gives them to the republisher. One per broker.
 
     Dead letters come in floods of the same kind, so it caches two things during a slice of the republisher. In a slice
@@ -151,11 +152,6 @@ class DeadLetterPublisher:
         self._first: dict[tuple[Queue, str, MessageRoute, bytes | None, bool], FirstDeath | None] = {}
 
     def add(self, queue: Queue, entry: QueueEntry | None, message: Message | None, reason: str) -> None:
-        """Publish a dead letter soon. Cost: O(1).
-
-        entry: It is settled in the queue's log when the targets are safe. None: the message was never in the queue.
-        message: None if only the log has it.
-        """
         source = self._source_of(queue, reason)
         offset: i64 = -1 if entry is None else entry.offset
         if entry is not None and not entry.redelivered and reason in NOT_DELIVERED:
@@ -171,17 +167,12 @@ class DeadLetterPublisher:
             self._republisher.add(source, message, offset)
 
     def add_range(self, queue: Queue, first: i64, last: i64, reason: str) -> None:
-        """Publish all unsettled messages with these offsets, ends included. Only the queue's log has them.
-
-        No message below `first` may be ready.
-        """
         store = queue.store
         if store is not None:
             store.mark_delivered(last)
         self._republisher.add_range(self._source_of(queue, reason), first, last)
 
     def is_behind(self) -> bool:
-        """Return whether queues must not drop expired messages now, because too many dead letters wait in memory."""
         republisher = self._republisher
         return len(republisher.line) >= BEHIND_COUNT or republisher.held_bytes >= BEHIND_BYTES
 

@@ -38,6 +38,7 @@ from amqpd.broker.consumer import Destination
 from amqpd.broker.flow.loop_turn import CommitListener, LoopTurn
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.message import Message
+from amqpd.broker.publish.route import ConfirmLog
 from amqpd.protocol.field_table import decode_table
 from amqpd.routing.hashing import stable_encoding
 from amqpd.routing.stateful import NO_STORE, DeduplicationMemory
@@ -65,18 +66,6 @@ def id_of(value: object) -> bytes:
 
 
 @final
-class EntryLog(QueueLog):
-    """Adapter for a confirm that depends on an entry: reports when the entry is known or removed. It stores nothing."""
-
-    def __init__(self, entry: CacheEntry) -> None:
-        super().__init__("", "", "", "", False)
-        self._entry = entry
-
-    def when_safe(self, offset: i64, done: Callable[[bool], None]) -> None:
-        self._entry.when_done(done)
-
-
-@final
 class CacheEntry(Destination):
     """Destination that stores the id of one new message.
 
@@ -99,7 +88,7 @@ class CacheEntry(Destination):
         self.missing: i64 = 0
         self.synced = False
         self._cache = cache
-        self._log: EntryLog | None = None
+        self._log: ConfirmLog | None = None
         self._waiting: list[Callable[[bool], None]] = []
 
     def accepts_with(self, targets: list[Destination]) -> bool:
@@ -114,7 +103,7 @@ class CacheEntry(Destination):
     def log_of_copies(self) -> QueueLog:
         """Return the log that confirms of copies wait for."""
         if self._log is None:
-            self._log = EntryLog(self)
+            self._log = ConfirmLog(self.when_done)
         return self._log
 
     def enqueue(self, message: Message) -> bool:
@@ -193,11 +182,12 @@ class DeduplicationCache(DeduplicationMemory):
 
     def route_once(self, value: object, ttl: object, bound: Collection[object]) -> Collection[object]:
         ident = id_of(value)
+        now_ms = self._timers.now_ms()
         entry = self._unsafe.get(ident)
-        if entry is not None:
+        # In a transaction (`_NEW`), copies are copies until its end.
+        if entry is not None and (entry.state == _NEW or entry.until_ms == 0 or entry.until_ms > now_ms):
             self.copy_count += 1
             return [DuplicateMessage(entry)]
-        now_ms = self._timers.now_ms()
         until = self._until.get(ident)
         if until is not None:
             if until == 0 or until > now_ms:
@@ -216,7 +206,8 @@ class DeduplicationCache(DeduplicationMemory):
 
     def reserve(self, entry: CacheEntry) -> None:
         """Reserve the id of a message that is enqueued later. A message with the same id is a copy from now on."""
-        if entry.id not in self._unsafe:
+        unsafe = self._unsafe.get(entry.id)
+        if unsafe is None or unsafe.state != _NEW:  # an unsafe message has expired, as the routing made this entry
             self._unsafe[entry.id] = entry
 
     def offered(self, entry: CacheEntry, message: Message) -> None:

@@ -119,7 +119,11 @@ class TracedMessage(NamedTuple):
 
 
 class Firehose(TraceHook):
-    """Trace of one vhost, while tracing is on. `node` is the name of the broker."""
+    """Trace of one vhost, while tracing is on. The recorder of a test gets everything, too.
+
+    Args:
+        node: the name of the broker.
+    """
 
     def __init__(self, vhost: VHost, node: str) -> None:
         super().__init__()
@@ -142,6 +146,9 @@ class Firehose(TraceHook):
         user: str,
         number: int,
     ) -> None:
+        recorder = self._vhost.recorder
+        if recorder is not None:
+            recorder.published(message, keys, destinations, connection, user, number)
         if not self._exchange.bindings:
             return
         about = self._about(connection, user, number)
@@ -151,10 +158,18 @@ class Firehose(TraceHook):
     def delivered(
         self, message: Message, queue: str, redelivered: bool, connection: str, user: str, number: int
     ) -> None:
+        recorder = self._vhost.recorder
+        if recorder is not None:
+            recorder.delivered(message, queue, redelivered, connection, user, number)
         if not self._exchange.bindings or message.envelope.exchange == EXCHANGE:
             return
         about = self._about(connection, user, number)
         self._add(TracedMessage(f"deliver.{queue}", message, [], int(redelivered), about))
+
+    def dead_lettered(self, message: Message, queue: str, reason: str, destinations: list[Destination]) -> None:
+        recorder = self._vhost.recorder
+        if recorder is not None:
+            recorder.dead_lettered(message, queue, reason, destinations)
 
     def _about(self, connection: str, user: str, number: int) -> dict[str, object]:
         return {"vhost": self._vhost.name, "connection": connection, "channel": number, "user": user}
@@ -224,39 +239,6 @@ class Firehose(TraceHook):
         self._best_effort.offer(router.route(self._vhost, self._exchange, [key], RoutedMessage(key, headers)), copy)
 
 
-class FirehoseAndRecorder(TraceHook):
-    """The firehose and the recorder of a test, while a vhost has both."""
-
-    def __init__(self, firehose: TraceHook, recorder: TraceHook) -> None:
-        super().__init__()
-        self._firehose = firehose
-        self._recorder = recorder
-
-    def published(
-        self,
-        message: Message,
-        keys: list[str],
-        destinations: list[Destination],
-        connection: str,
-        user: str,
-        number: int,
-    ) -> None:
-        self._recorder.published(message, keys, destinations, connection, user, number)
-        self._firehose.published(message, keys, destinations, connection, user, number)
-
-    def delivered(
-        self, message: Message, queue: str, redelivered: bool, connection: str, user: str, number: int
-    ) -> None:
-        self._recorder.delivered(message, queue, redelivered, connection, user, number)
-        self._firehose.delivered(message, queue, redelivered, connection, user, number)
-
-    def dead_lettered(self, message: Message, queue: str, reason: str, destinations: list[Destination]) -> None:
-        self._recorder.dead_lettered(message, queue, reason, destinations)
-
-    def is_behind(self) -> bool:
-        return self._firehose.is_behind()
-
-
 def trace(vhost: VHost, node: str, on: bool, done: Done = ignore_result) -> bool:
     """Switch tracing on or off, in slices. Return False if it was so before.
 
@@ -285,11 +267,7 @@ def record(vhost: VHost, recorder: TraceHook | None, done: Done = ignore_result)
 
 def _update_tap(vhost: VHost, done: Done) -> None:
     """Give messages to the firehose and the recorder, as far as the vhost has them."""
-    firehose, recorder = vhost.firehose, vhost.recorder
-    if firehose is not None and recorder is not None:
-        vhost.tap = FirehoseAndRecorder(firehose, recorder)
-    else:
-        vhost.tap = firehose if firehose is not None else recorder
+    vhost.tap = vhost.firehose or vhost.recorder
     walk = SlicedWalk[Queue | Exchange](vhost.catalogue.call_soon)
     walk.begin(vhost.policy_targets, partial(_apply_trace, vhost))
     walk.when_done(partial(done, None))

@@ -18,14 +18,15 @@ Compiled by mypyc.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Final, final
 
 from mypy_extensions import i64
 
 from amqpd.broker.consumer import Destination
 from amqpd.broker.message import Message, MessageView
-from amqpd.broker.publish.route import Route
+from amqpd.broker.publish.route import ConfirmLog, Route
 from amqpd.broker.queue.queue import Queue
 from amqpd.errors import AccessRefused, PreconditionFailed
 from amqpd.storage.log.batch import NO_PRODUCER
@@ -151,9 +152,11 @@ class IdempotentDestination(Destination):
                 store.set_producer(NO_PRODUCER, 0, -1)
         if accepted:
             safe: i64 = _ALWAYS_SAFE
-            if backing.store is not None:
-                safe = backing.store.high_watermark
             offset, now_ms = backing.next_offset - 1, timers.wall_ms()
+            if backing.store is not None:
+                if offset < backing.store.unwritten_end:
+                    return False  # a length limit has read the log, which could not write the message
+                safe = backing.store.high_watermark
             producer = Producer(numbers.producer_id, numbers.epoch, numbers.sequence, offset, now_ms)
             backing.producers().record(producer, safe)
         return accepted
@@ -174,7 +177,9 @@ class DuplicateDestination(Destination):
         self._queue = queue
         self._offset: i64 = offset
         store = queue.log()
-        self._log: OriginalLog | None = OriginalLog(store, offset) if store is not None and self.durable else None
+        self._log: QueueLog | None = None
+        if store is not None and self.durable:
+            self._log = ConfirmLog(partial(store.when_safe, offset))
 
     def log(self) -> QueueLog | None:
         return self._log
@@ -187,17 +192,3 @@ class DuplicateDestination(Destination):
         if store is not None and self._offset >= store.high_watermark:
             store.flush_batches()  # a record from before a restart is synced only on request
         return True
-
-
-@final
-class OriginalLog(QueueLog):
-    """Adapter for the confirm of a copy: reports when the original message is safe. It stores nothing."""
-
-    def __init__(self, store: QueueLog, offset: i64) -> None:
-        super().__init__("", "", "", "", False)
-        self._store = store
-        self._offset: i64 = offset
-
-    def when_safe(self, offset: i64, done: Callable[[bool], None]) -> None:
-        """Wait for the offset of the original message; `offset` is ignored."""
-        self._store.when_safe(self._offset, done)

@@ -33,7 +33,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.consumer import Destination, LogNotOpen
 from amqpd.broker.flow.loop_turn import TURN_BYTES_MAX, CommitListener, LoopTurn
-from amqpd.broker.flow.timers import Timer, Timers
+from amqpd.broker.flow.timers import CallTimer, Timers
 from amqpd.broker.message import Message, MessageRoute, make_message, with_properties
 from amqpd.broker.publish.route import FAILED, REFUSED, offer_to_all, prepare
 from amqpd.errors import ResourceError
@@ -105,7 +105,7 @@ class RepublishSource:
 
     def envelope_of(self, exchange: bytes, routing_key: bytes) -> MessageRoute:
         """Return the route of a message that was read from the log."""
-        return MessageRoute(exchange.decode(), routing_key.decode("utf-8", "surrogateescape"))
+        raise NotImplementedError
 
     def rewrite(self, envelope: MessageRoute, properties: bytes) -> RewrittenMessage | None:
         """Return what a message with this route and these properties becomes.
@@ -261,18 +261,6 @@ RETRY_MS: Final = 2000
 
 
 @final
-class Retry(Timer):
-    """Timer after which failed messages are published again."""
-
-    def __init__(self, republisher: Republisher) -> None:
-        super().__init__()
-        self.republisher = republisher
-
-    def fire(self) -> None:
-        self.republisher.retry()
-
-
-@final
 class Republisher(CommitListener):
     """The queue of messages to republish. One per broker.
 
@@ -299,7 +287,7 @@ class Republisher(CommitListener):
         self._failed: list[PendingRepublish] = []
         # Target whose log is being opened -> what waits for it.
         self._unopened: dict[Destination, list[PendingRepublish]] = {}
-        self._retry = Retry(self)
+        self._retry = CallTimer(self.retry)
         self._acks = SlicedAcks(turn, timers, call_soon)
 
     # -- adding messages -----------------------------------------------------------------------------------------------
@@ -325,7 +313,6 @@ class Republisher(CommitListener):
         self._schedule()
 
     def _drop_first(self) -> None:
-        """Remove the first entry of the line."""
         self._count(self.line.popleft(), -1)
 
     def _count(self, pending: PendingRepublish, sign: i64) -> None:
@@ -645,7 +632,10 @@ def _has_failed(destinations: list[Destination], message: Message) -> bool:
     for destination in destinations:
         if message.persistent or destination.keeps_all:
             store = destination.log()
-            if store is not None and store.failed:
+            if store is None:
+                if destination.durable and not destination.is_deleted():
+                    return True  # an exchange that cannot delay the message now
+            elif store.failed:
                 return True
     return False
 

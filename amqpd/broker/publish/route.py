@@ -11,6 +11,7 @@ failed, it tries again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
@@ -86,6 +87,22 @@ def refuse(destinations: list[Destination]) -> None:
         if destination.is_queue:
             break
         destination.refuse()
+
+
+@final
+class ConfirmLog(QueueLog):
+    """Adapter for a confirm that waits for something else than records. It stores nothing.
+
+    Args:
+        when_done: what `when_safe` calls.
+    """
+
+    def __init__(self, when_done: Callable[[Callable[[bool], None]], object]) -> None:
+        super().__init__("", "", "", "", False)
+        self._when_done = when_done
+
+    def when_safe(self, offset: i64, done: Callable[[bool], None]) -> None:
+        self._when_done(done)
 
 
 @final

@@ -15,12 +15,12 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from amqpd.broker.queue.config import PublishCheck
 from amqpd.broker.queue.message_groups import is_group_by
-from amqpd.broker.queue.types import KINDS, kind_of
+from amqpd.broker.queue.types import kind_of
 from amqpd.broker.stream_message import interval_ms
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.field_table import Timestamp
 from amqpd.routing.headers import erlang_term, field_type_name
-from amqpd.storage.acks.retained import NAME as EXPORT_NAME
+from amqpd.storage.log.foreign_record import SHORT_BYTES_MAX
 
 IGNORED: Final = "queue/arguments"
 
@@ -139,15 +139,16 @@ def non_negative(row: NamedRow, value: object, context: ArgumentContext) -> int:
     return number
 
 
-def milliseconds(row: ArgumentSpec, value: object, context: ArgumentContext) -> int:
+def at_most(row: ArgumentSpec, value: object, context: ArgumentContext) -> int:
+    """Return a number from 0 to `row.most`; None: no limit."""
     number = non_negative(row, value, context)
     if row.most is not None and number > row.most:
         raise invalid(row, context, f"{{value_too_large,{number}}}")
     return number
 
 
-def positive_milliseconds(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
-    if milliseconds(row, value, context) == 0:
+def positive(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
+    if at_most(row, value, context) == 0:
         raise invalid(row, context, "{value_zero,0}")
 
 
@@ -161,11 +162,6 @@ def text(row: NamedRow, value: object, context: ArgumentContext) -> str:
     if not isinstance(value, str):
         raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
     return value
-
-
-def positive(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
-    if non_negative(row, value, context) == 0:
-        raise invalid(row, context, "{value_zero,0}")
 
 
 def max_age(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
@@ -192,11 +188,21 @@ def filter_size(row: ArgumentSpec, value: object, context: ArgumentContext) -> N
 
 
 def one_of(values: Collection[str], why: str) -> Check:
-    """Return a check that accepts only these texts. why: RabbitMQ's reason for refusing others."""
+    """Return a check that accepts only these texts. why: RabbitMQ's reason for refusing others; `{}` is the value."""
 
     def check(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
         if text(row, value, context) not in values:
-            raise invalid(row, context, why)
+            raise invalid(row, context, why.replace("{}", str(value)))
+
+    return check
+
+
+def plain_name(pattern: re.Pattern[str]) -> Check:
+    """Return a check that accepts only texts of this pattern: names for other programs."""
+
+    def check(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
+        if pattern.fullmatch(text(row, value, context)) is None:
+            raise invalid(row, context, '"expected a name of letters, digits, dots, dashes and underscores"')
 
     return check
 
@@ -210,7 +216,8 @@ def exchange_name(row: ArgumentSpec, value: object, context: ArgumentContext) ->
 
 
 def dead_letter_key(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
-    text(row, value, context)
+    if len(text(row, value, context).encode("utf-8", "surrogateescape")) > SHORT_BYTES_MAX:
+        raise invalid(row, context, f'"expected a routing key of at most {SHORT_BYTES_MAX} bytes"')
     if "x-dead-letter-exchange" not in context.arguments:
         raise invalid(row, context, "routing_key_but_no_dlx_defined")
 
@@ -234,30 +241,10 @@ def no_deduplication(row: ArgumentSpec, value: object, context: ArgumentContext)
         raise invalid(row, context, '"not supported: bind the queue to an exchange of type x-message-deduplication"')
 
 
-def export_name(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
-    if EXPORT_NAME.fullmatch(text(row, value, context)) is None:
-        raise invalid(row, context, '"expected a name of letters, digits, dots, dashes and underscores"')
-
-
-def kafka_topic(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
-    if KAFKA_TOPIC.fullmatch(text(row, value, context)) is None:
-        raise invalid(row, context, '"expected a name of letters, digits, dots, dashes and underscores"')
-
-
 def export_bytes(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     non_negative(row, value, context)
     if "x-export" not in context.arguments:
         raise invalid(row, context, "max_bytes_but_no_export_defined")
-
-
-def queue_type(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
-    if text(row, value, context) not in KINDS:
-        raise invalid(row, context, f"\"unsupported queue type '{value}'\"")
-
-
-def queue_mode(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
-    if text(row, value, context) not in MODES:
-        raise invalid(row, context, f"\"unsupported queue mode '{value}'\"")
 
 
 def check_kind(row: ArgumentSpec, context: ArgumentContext) -> None:
@@ -308,6 +295,10 @@ def is_filter_size(value: object) -> bool:
 def is_text(value: object) -> bool:
     """Return whether the value is text. A JSON string with half a surrogate pair is not."""
     return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def is_routing_key(value: object) -> bool:
+    return isinstance(value, str) and is_text(value) and len(value.encode()) <= SHORT_BYTES_MAX
 
 
 def is_interval(value: object) -> bool:

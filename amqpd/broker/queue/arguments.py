@@ -44,10 +44,11 @@ from amqpd.broker.queue.config import (
     is_levels,
     levels_of,
 )
-from amqpd.broker.queue.types import CLASSIC, QUORUM, STREAM, WORK_QUEUES, kind_of
+from amqpd.broker.queue.types import CLASSIC, KINDS, QUORUM, STREAM, WORK_QUEUES, kind_of
 from amqpd.broker.stream_message import interval_ms
 from amqpd.errors import PreconditionFailed
 from amqpd.routing.headers import erlang_term
+from amqpd.storage.acks.retained import NAME as EXPORT_NAME
 from amqpd.storage.log.batch import CODECS
 
 _NO_COPIES: Final = "a queue has no copies on other nodes"
@@ -90,7 +91,7 @@ IGNORED_ARGUMENTS: Final = (
     ),
     _ignored(
         "x-queue-mode",
-        checks.queue_mode,
+        checks.one_of(checks.MODES, "\"unsupported queue mode '{}'\""),
         _PAGED,
         kinds=CLASSIC,
         policy=PolicyKey("queue-mode", checks.is_one_of(*checks.MODES), "queue-mode value"),
@@ -164,7 +165,7 @@ IGNORED_ARGUMENTS: Final = (
 QUEUE_ARGUMENTS: Final = (
     ArgumentSpec(
         "x-message-ttl",
-        checks.milliseconds,
+        checks.at_most,
         "queue/expiry",
         "maximum wait of a message in ms; 0: deliver at once or drop",
         field="ttl_ms",
@@ -175,7 +176,7 @@ QUEUE_ARGUMENTS: Final = (
     ),
     ArgumentSpec(
         "x-expires",
-        checks.positive_milliseconds,
+        checks.positive,
         "queue/expiry",
         "an unused queue is deleted after so many ms",
         field="expires_ms",
@@ -233,7 +234,7 @@ QUEUE_ARGUMENTS: Final = (
         "routing key of dead letters; default: their own",
         field="dead_letter_key",
         kinds=WORK_QUEUES,
-        policy=PolicyKey("dead-letter-routing-key", checks.is_text, "dead letter routing key"),
+        policy=PolicyKey("dead-letter-routing-key", checks.is_routing_key, "dead letter routing key"),
         takes="text",
     ),
     ArgumentSpec(
@@ -263,7 +264,12 @@ QUEUE_ARGUMENTS: Final = (
         field="single_active",
         takes="flag",
     ),
-    ArgumentSpec("x-queue-type", checks.queue_type, "queue/types", "classic, quorum or stream; any other is refused"),
+    ArgumentSpec(
+        "x-queue-type",
+        checks.one_of(KINDS, "\"unsupported queue type '{}'\""),
+        "queue/types",
+        "classic, quorum or stream; any other is refused",
+    ),
     # rabbit: since 4.0 a negative number means no limit
     ArgumentSpec(
         "x-delivery-limit",
@@ -277,7 +283,7 @@ QUEUE_ARGUMENTS: Final = (
     ),
     ArgumentSpec(
         "x-consumer-timeout",
-        checks.milliseconds,
+        checks.at_most,
         "consume",
         "maximum time of a delivery without ack, in ms; 0: no limit",
         field="consumer_timeout_ms",
@@ -304,7 +310,7 @@ QUEUE_ARGUMENTS: Final = (
     ),
     ArgumentSpec(
         "x-export",
-        checks.export_name,
+        checks.plain_name(EXPORT_NAME),
         "queue/factory",
         "keep handled messages until that export has them",
         kinds=WORK_QUEUES,
@@ -320,7 +326,7 @@ QUEUE_ARGUMENTS: Final = (
     ),
     ArgumentSpec(
         "x-kafka-topic",
-        checks.kafka_topic,
+        checks.plain_name(checks.KAFKA_TOPIC),
         "vhost/kafka_topics",
         "its name for Kafka's clients; cluster: its own topic of Kafka, if `cluster.kafka_topics` allows the name",
         takes="text",
@@ -347,12 +353,12 @@ def _needs(row: ArgumentSpec, context: ArgumentContext, name: str) -> None:
 
 
 def _min(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
-    checks.positive_milliseconds(row, value, context)
+    checks.positive(row, value, context)
     _needs(row, context, _TYPE)
 
 
 def _max(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
-    checks.positive_milliseconds(row, value, context)
+    checks.positive(row, value, context)
     _needs(row, context, _MIN)
 
 

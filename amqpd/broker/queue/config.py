@@ -19,17 +19,20 @@ Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.broker.consumer import QueueBase
 from amqpd.broker.message import TTL_MS_MAX, Message
 from amqpd.broker.queue.services import QueueServices
 from amqpd.broker.stream_message import interval_ms
 from amqpd.protocol.field_table import CodecError
 from amqpd.protocol.properties import decode_headers
 from amqpd.storage.log.batch import CODECS
+from amqpd.storage.log.foreign_record import SHORT_BYTES_MAX, shortened
+
+if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
 
 TOMBSTONE: Final = "x-tombstone"
 CLEANUPS: Final = ("compact", "delete", "compact,delete")
@@ -160,7 +163,7 @@ OVERFLOWS: Final = ("drop-head", "reject-publish", "reject-publish-dlx")
 class PublishCheck:
     """A rule that can refuse messages. It has no state: queues with the same rule may share it."""
 
-    def admits(self, queue: QueueBase, host: QueueServices, message: Message) -> bool:
+    def admits(self, queue: Queue, host: QueueServices, message: Message) -> bool:
         """Return False to refuse the message; its publisher gets a nack. Hot path: 0.1 us at most."""
         raise NotImplementedError
 
@@ -207,7 +210,7 @@ class QueueConfig:
         self.group_by: Final[str] = text(values, "group_by") or ""
         self.overflow: Final[str] = text(values, "overflow") or OVERFLOWS[0]
         self.dead_letter_exchange: Final[str | None] = text(values, "dead_letter_exchange")
-        self.dead_letter_key: Final[str | None] = text(values, "dead_letter_key")
+        self.dead_letter_key: Final[str | None] = routing_key(values, "dead_letter_key")
         self.counts_shown: Final[bool] = values.get("counts_shown") is True
         self.single_active: Final[bool] = values.get("single_active") is True
         self.stream: Final[bool] = values.get("stream") is True
@@ -225,7 +228,7 @@ class QueueConfig:
         looking: list[PublishCheck] = list(admissions)
         if has_length and not self.drops_head:
             # rabbit: checks this also if a consumer waits, so a queue with limit 0 accepts nothing
-            looking.append(RejectPublish(self.length_max, self.length_bytes_max, self.overflow == "reject-publish-dlx"))
+            looking.append(RejectPublish(self.overflow == "reject-publish-dlx"))
         self.admissions: Final[list[PublishCheck]] = looking
         self.plain: Final[bool] = (
             self.ttl_ms < 0
@@ -242,14 +245,7 @@ class QueueConfig:
 
     def is_over(self, count: i64, size_bytes: i64) -> bool:
         """Return whether so many ready messages or body bytes exceed the length limits."""
-        return is_over(self.length_max, self.length_bytes_max, count, size_bytes)
-
-
-def is_over(length_max: i64, length_bytes_max: i64, count: i64, size_bytes: i64) -> bool:
-    """Return whether count or size exceeds its limit. A limit of -1 means none."""
-    if length_max >= 0 and count > length_max:
-        return True
-    return length_bytes_max >= 0 and size_bytes > length_bytes_max
+        return 0 <= self.length_max < count or 0 <= self.length_bytes_max < size_bytes
 
 
 @final
@@ -259,17 +255,14 @@ class RejectPublish(PublishCheck):
     dlx: refused messages are dead-lettered, if the queue has a dead letter exchange.
     """
 
-    def __init__(self, length_max: i64, length_bytes_max: i64, dlx: bool) -> None:
-        self.length_max = length_max
-        self.length_bytes_max = length_bytes_max
+    def __init__(self, dlx: bool) -> None:
         self.dlx = dlx
 
-    def admits(self, queue: QueueBase, host: QueueServices, message: Message) -> bool:
-        size_bytes = queue.ready_bytes + queue.delayed_bytes + message.body_size
-        if not is_over(self.length_max, self.length_bytes_max, queue.ready_count + queue.delayed_count + 1, size_bytes):
+    def admits(self, queue: Queue, host: QueueServices, message: Message) -> bool:
+        if queue.has_room(1, message.body_size):
             return True
         if self.dlx and queue.makes_dead_letters():
-            host.dead_letter(queue, None, message, "maxlen")
+            host.dead_letters.add(queue, None, message, "maxlen")
         return False
 
 
@@ -290,6 +283,13 @@ def age_ms(values: Mapping[str, object], name: str) -> i64:
 def text(values: Mapping[str, object], name: str) -> str | None:
     value = values.get(name)
     return value if isinstance(value, str) else None
+
+
+def routing_key(values: Mapping[str, object], name: str) -> str | None:
+    """Return the routing key, cut to the size of one: earlier versions accepted longer ones."""
+    value = text(values, name)
+    key = b"" if value is None else value.encode("utf-8", "surrogateescape")
+    return value if len(key) <= SHORT_BYTES_MAX else shortened(key).decode()
 
 
 PLAIN: Final = QueueConfig({})

@@ -187,7 +187,7 @@ def consumer_arguments(
         PreconditionFailed: A value is not valid, or the queue type does not accept the argument.
     """
     context = ArgumentContext(queue, vhost, arguments, kind)
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     for name, value in arguments.items():
         row = CONSUMER_ROWS.get(name)
         if row is None:
@@ -199,4 +199,4 @@ def consumer_arguments(
         read = row.read(row, value, context)
         if row.field:
             values[row.field] = read
-    return ConsumerArguments(values, table)
+    return ConsumerArguments(table, **values)

@@ -5,7 +5,7 @@ Arguments: x-delayed-retry-type, x-delayed-retry-min, x-delayed-retry-max and x-
 `RetryPolicy` (config.py) decides which messages wait, and how long. A waiting message is neither ready nor unacked. It
 counts for length limits (rabbit: the same). A full queue drops waiting messages before ready ones, in the order of
 their due times. The end of a message's time to live also ends its wait. Then the message is ready again at its old
-place (`QueueBase.make_ready`), like a requeued one. One timer per queue watches the message that is due first. Due
+place, like a requeued one. One timer per queue watches the message that is due first. Due
 messages become ready in slices.
 
 **Restart.** The log stores with the delivery count when a message is due, by wall clock (`QueueLog.mark_delayed`), in
@@ -25,11 +25,11 @@ from __future__ import annotations
 
 import logging
 from heapq import heapify, heappop, heappush
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import QueueBase, QueueEntry, within
+from amqpd.broker.consumer import QueueEntry, within
 from amqpd.broker.flow.timers import Timer
 from amqpd.broker.queue.config import RetryPolicy
 from amqpd.broker.queue.offset_bitmap import OffsetBitmap
@@ -37,6 +37,9 @@ from amqpd.broker.queue.ready_order import ReadyOrder
 from amqpd.broker.queue.services import QueueServices
 from amqpd.broker.queue.store import QueueStore
 from amqpd.storage.queue_log import QueueLog
+
+if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +85,7 @@ class DelayedEntry:
 class DelayedRetries(Timer):
     """The messages of one queue that wait for a retry. Only this class changes `delayed_count` and `delayed_bytes`."""
 
-    def __init__(self, queue: QueueBase, host: QueueServices, backing: QueueStore) -> None:
+    def __init__(self, queue: Queue, host: QueueServices, backing: QueueStore) -> None:
         super().__init__()
         self._queue = queue
         self._host = host
@@ -280,7 +283,7 @@ class DelayedRetries(Timer):
             is_in_log = self._measure(delayed)
             entry.message = None  # read again at delivery
         if is_in_log:
-            self._queue.make_ready(entry)
+            self._queue.order.requeue(self._queue, entry)
         self._remove_first(delayed)
 
     def take_first(self) -> QueueEntry | None:
@@ -316,7 +319,6 @@ class DelayedRetries(Timer):
         return True
 
     def _remove_first(self, delayed: DelayedEntry) -> None:
-        """Remove the first entry of the heap."""
         heappop(self._heap)
         self._uncount(delayed)
         self._ensure_first()

@@ -95,5 +95,4 @@ class EntryDeque:
         self._head = 0
 
     def entries(self) -> list[QueueEntry]:
-        """Return all entries in order."""
         return [entry for entry in self._entries if entry is not None]

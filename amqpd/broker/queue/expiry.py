@@ -15,14 +15,17 @@ A queue gets its `MessageTtl` with the rule x-message-ttl, or with its first mes
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import QueueBase, QueueEntry
+from amqpd.broker.consumer import QueueEntry
 from amqpd.broker.flow.timers import Timer, Timers
 from amqpd.broker.message import Message, expiration_ms
 from amqpd.broker.queue.services import QueueServices
+
+if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
 
 NEVER: Final = 1 << 61
 # Duration of a slice, in whole milliseconds of the clock. The clock is read once per SLICE_COUNT messages.
@@ -46,10 +49,10 @@ class MessageTtl(Timer):
         behind: The last slice left expired messages.
     """
 
-    def __init__(self, queue: QueueBase, host: QueueServices, ttl_ms: i64) -> None:
+    def __init__(self, queue: Queue, host: QueueServices) -> None:
         super().__init__()
         self.queue = queue
-        self.ttl_ms = ttl_ms
+        self.ttl_ms: i64 = -1
         self._host = host
         self._timers = host.timers
         self._turn = host.turn
@@ -65,15 +68,6 @@ class MessageTtl(Timer):
         self.behind = False
         self._timers.cancel(self)
         self.arm()
-
-    def now_ms(self) -> i64:
-        """Return the time at which the loop turn began."""
-        return self._turn.now_ms()
-
-    def note_arrival(self, message: Message) -> None:
-        """Set the arrival time of a message that has none to now."""
-        if message.arrived_ms == 0 and message.logged_ms == 0:
-            message.arrived_ms = self.now_ms()
 
     def deadline(self, message: Message) -> i64:
         """Return when the message expires, in monotonic ms; NEVER if it has no time to live."""
@@ -95,7 +89,7 @@ class MessageTtl(Timer):
         if message is None or entry.offset >= self._fresh_from:
             return False
         due_ms = self.deadline(message)
-        return due_ms != NEVER and due_ms <= self.now_ms()
+        return due_ms <= self._turn.now_ms()
 
     def on_ready(self, message: Message, offset: i64, late: bool, may_lead: bool) -> None:
         """Watch a message that has become ready.
@@ -107,7 +101,7 @@ class MessageTtl(Timer):
             may_lead: It may be the head although the queue has other messages.
         """
         queue = self.queue
-        if late and queue.consumers and self.deadline(message) <= self.now_ms():
+        if late and queue.consumers and self.deadline(message) <= self._turn.now_ms():
             if offset < self._fresh_from:
                 self._fresh_from = offset
             queue.schedule_dispatch()
@@ -137,7 +131,7 @@ class MessageTtl(Timer):
         due_ms = self._head_due()
         if due_ms == NEVER:
             return
-        if due_ms <= self.now_ms():
+        if due_ms <= self._turn.now_ms():
             self.drop()
         else:
             self._timers.arm_sooner(self, due_ms)
@@ -172,12 +166,12 @@ class MessageTtl(Timer):
             looked_at = dropped
             while dropped - looked_at < SLICE_COUNT:
                 old: i64 = 0
-                if dead_letters and self._host.dead_letters_behind():
+                if dead_letters and self._host.dead_letters.is_behind():
                     due_ms = self._head_due()
                     done = True
                     break
                 if self.ttl_ms >= 0 and self._fresh_from == NEVER:
-                    old = queue.drop_old(now_ms - self.ttl_ms, SLICE_COUNT)
+                    old = queue.order.drop_expired(queue, self._host, now_ms - self.ttl_ms, SLICE_COUNT)
                     dropped += old
                 if old == 0:
                     due_ms = self._head_due()
@@ -202,13 +196,10 @@ class MessageTtl(Timer):
             timers.arm_sooner(self, due_ms)
         return not self.behind
 
-    def cancel(self) -> None:
-        self._timers.cancel(self)
-
     def _head_due(self) -> i64:
         if self.queue.ready_count == 0:
             return NEVER
-        head = self.queue.head()
+        head = self.queue.order.head(self.queue)
         if head is None or head.message is None or head.offset >= self._fresh_from:
             return NEVER
         return self.deadline(head.message)
@@ -225,7 +216,7 @@ def arrived_ms(message: Message, timers: Timers) -> i64:
 class QueueExpiry(Timer):
     """Timer of x-expires: deletes a queue that was not used for `expires_ms`. A queue with consumers is in use."""
 
-    def __init__(self, queue: QueueBase, host: QueueServices, expires_ms: i64) -> None:
+    def __init__(self, queue: Queue, host: QueueServices, expires_ms: i64) -> None:
         super().__init__()
         self.queue = queue
         self.expires_ms = expires_ms
@@ -248,6 +239,3 @@ class QueueExpiry(Timer):
             self._timers.arm(self, due_ms)
         else:
             self._host.expire(queue)
-
-    def cancel(self) -> None:
-        self._timers.cancel(self)

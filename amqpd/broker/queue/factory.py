@@ -31,5 +31,5 @@ def make_queue(
     export = arguments.get("x-export")
     if isinstance(export, str) and store is not None:
         limit = arguments.get("x-export-max-bytes")
-        host.declare_export(store, export, limit if isinstance(limit, int) else None)
+        host.storage.export_hold(store).declare(export, limit if isinstance(limit, int) else None)
     return queue

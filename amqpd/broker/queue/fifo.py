@@ -15,11 +15,12 @@ delivered.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import QueueBase, QueueEntry, within
+from amqpd.broker.consumer import QueueEntry, within
 from amqpd.broker.message import Message
 from amqpd.broker.queue.entry_deque import EntryDeque
 from amqpd.broker.queue.expiry import arrived_ms
@@ -28,6 +29,9 @@ from amqpd.broker.queue.services import QueueServices
 from amqpd.broker.queue.store import QueueStore
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
+
+if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
 
 
 class FifoOrder(ReadyOrder):
@@ -52,7 +56,7 @@ class FifoOrder(ReadyOrder):
         self.cold_offset = other.cold_offset
         self.reading = other.reading
 
-    def load_head(self, queue: QueueBase) -> None:
+    def load_head(self, queue: Queue) -> None:
         store = self.backing.store
         if store is not None:
             record = store.cursor.read_first(self.cold_offset, queue.log_arrived)
@@ -81,7 +85,7 @@ class FifoOrder(ReadyOrder):
 
     # -- incoming messages
 
-    def add(self, queue: QueueBase, message: Message, offset: i64) -> bool:
+    def add(self, queue: Queue, message: Message, offset: i64) -> bool:
         if queue.ready_count == 0:
             self.cold_offset = offset
         queue.ready_count += 1
@@ -95,7 +99,7 @@ class FifoOrder(ReadyOrder):
                 return False
         return True
 
-    def add_prepared(self, queue: QueueBase, offset: i64, count: i64, size_bytes: i64, first: list[Message]) -> None:
+    def add_prepared(self, queue: Queue, offset: i64, count: i64, size_bytes: i64, first: list[Message]) -> None:
         if queue.ready_count == 0:
             self.cold_offset = offset
         queue.ready_count += count
@@ -118,7 +122,7 @@ class FifoOrder(ReadyOrder):
         if store is not None:
             store.mark_delivered(offset)
 
-    def requeue(self, queue: QueueBase, entry: QueueEntry) -> None:
+    def requeue(self, queue: Queue, entry: QueueEntry) -> None:
         returned = self.returned
         if returned is None:
             returned = []
@@ -129,7 +133,7 @@ class FifoOrder(ReadyOrder):
 
     # -- outgoing messages
 
-    def take(self, queue: QueueBase) -> QueueEntry | None:
+    def take(self, queue: Queue) -> QueueEntry | None:
         while queue.ready_count > 0:
             returned = self.returned
             if returned:
@@ -153,7 +157,7 @@ class FifoOrder(ReadyOrder):
                 return entry
         return None
 
-    def head(self, queue: QueueBase) -> QueueEntry | None:
+    def head(self, queue: Queue) -> QueueEntry | None:
         returned = self.returned
         if returned:
             entry = returned[0]
@@ -167,7 +171,7 @@ class FifoOrder(ReadyOrder):
     def mark_delivered(self, store: QueueLog, offset: i64) -> None:
         store.mark_delivered(offset)  # this marks all earlier offsets too
 
-    def is_next_in_memory(self, queue: QueueBase) -> bool:
+    def is_next_in_memory(self, queue: Queue) -> bool:
         """Read the next messages of the log into memory, if none are there. See `ReadyOrder`."""
         store = self.backing.store
         if self.hot or store is None or self.returned:
@@ -179,7 +183,7 @@ class FifoOrder(ReadyOrder):
             self.reading = True
         return not self.reading
 
-    def _refill(self, queue: QueueBase) -> bool:
+    def _refill(self, queue: Queue) -> bool:
         """Read the next messages of the log into memory, and wait for the disk. Return False if there are none."""
         store = self.backing.store
         if store is None:
@@ -187,13 +191,13 @@ class FifoOrder(ReadyOrder):
         self.reading = False
         return self._keep(queue, store, store.cursor.read(self.cold_offset, self.memory.read_bytes()).records)
 
-    def _keep(self, queue: QueueBase, store: QueueLog, records: list[Record]) -> bool:
+    def _keep(self, queue: Queue, store: QueueLog, records: list[Record]) -> bool:
         hot = self.hot
         for record in records:
             self._window_from(queue, store, record)
         return len(hot) > 0
 
-    def _window_from(self, queue: QueueBase, store: QueueLog, record: Record) -> None:
+    def _window_from(self, queue: Queue, store: QueueLog, record: Record) -> None:
         message = self.backing.message(record)
         entry = QueueEntry(queue, record.offset, message, store.redelivered(record.offset))
         entry.delivery_count = record.delivery_count
@@ -204,7 +208,7 @@ class FifoOrder(ReadyOrder):
         if info is not None and info.expiration is not None:
             queue.track_expiration(message)
 
-    def drop_expired(self, queue: QueueBase, host: QueueServices, arrived_max_ms: i64, count_max: i64) -> i64:
+    def drop_expired(self, queue: Queue, host: QueueServices, arrived_max_ms: i64, count_max: i64) -> i64:
         """See `ReadyOrder`. Cost: 0.1 us per message in memory, 0.3 us with dead letters; half of that in the log."""
         if self.returned:
             return 0
@@ -222,7 +226,7 @@ class FifoOrder(ReadyOrder):
             self.memory.hot_bytes -= size
             queue.ready_bytes -= size
             if dead_letters:
-                host.dead_letter(queue, entry, message, "expired")
+                host.dead_letters.add(queue, entry, message, "expired")
             else:
                 self.backing.settle(entry)
             count += 1
@@ -237,7 +241,7 @@ class FifoOrder(ReadyOrder):
                 first, logged_max_ms, count_max - count, not dead_letters
             )
             if dead_letters and cold > 0:
-                host.dead_letter_range(queue, first, self.cold_offset - 1, "expired")
+                host.dead_letters.add_range(queue, first, self.cold_offset - 1, "expired")
             queue.ready_count -= cold
             queue.ready_bytes -= size_bytes
             count += cold
@@ -248,7 +252,7 @@ class FifoOrder(ReadyOrder):
 
     # -- removal of many messages
 
-    def purge(self, queue: QueueBase) -> None:
+    def purge(self, queue: Queue) -> None:
         backing = self.backing
         store = backing.store
         size = queue.ready_bytes
@@ -268,14 +272,14 @@ class FifoOrder(ReadyOrder):
         self.clear(queue)
         self.cold_offset = backing.next_offset
 
-    def clear(self, queue: QueueBase) -> None:
+    def clear(self, queue: Queue) -> None:
         self.returned = None
         self.hot.clear()
         self.memory.hot_bytes = 0
         queue.ready_count = 0
         queue.ready_bytes = 0
 
-    def drop_unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
+    def drop_unwritten(self, queue: Queue, ranges: list[tuple[int, int]]) -> None:
         kept = EntryDeque()
         gone: i64 = 0
         for entry in self.hot.entries():
@@ -287,14 +291,15 @@ class FifoOrder(ReadyOrder):
                 kept.append(entry)
         self.hot = kept
         for first, last in ranges:
-            begin: i64 = first
-            if begin < self.cold_offset:
-                begin = self.cold_offset
-            end: i64 = last
-            if end >= begin:
-                gone += end - begin + 1
+            gone += self._cold_count(first, last)
         if self.returned is not None:
             for entry in self.returned:
                 if within(entry.offset, ranges):
                     entry.offset = -1  # in memory only: nothing to settle in the log
+            heapify(self.returned)
         queue.ready_count -= gone
+
+    def _cold_count(self, first: i64, last: i64) -> i64:
+        """Return how many of these offsets are ready in the log only."""
+        begin = first if first > self.cold_offset else self.cold_offset
+        return last - begin + 1 if last >= begin else 0

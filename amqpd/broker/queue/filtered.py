@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.broker.consumer import Consumer, QueueBase, QueueEntry, RoundRobin
+from amqpd.broker.consumer import Consumer, QueueEntry, RoundRobin
 from amqpd.broker.flow.loop_turn import ScanBudget
 from amqpd.broker.message import Message, MessageRoute, MessageView
 from amqpd.broker.queue.fifo import FifoOrder
@@ -36,6 +36,9 @@ from amqpd.broker.queue.services import QueueServices
 from amqpd.routing.selector import Selector
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
+
+if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
 
 _SCANNED_ENOUGH: i64 = 64
 
@@ -216,7 +219,7 @@ class FilteredOrder(FifoOrder):
         """Forget the decoded headers."""
         self._views.clear()
 
-    def find(self, queue: QueueBase, cursor: FilterCursor, scans: ScanBudget) -> i64:
+    def find(self, queue: Queue, cursor: FilterCursor, scans: ScanBudget) -> i64:
         """Find the first ready message that matches the cursor's selector.
 
         Returns: Its offset, for `claim`; NOTHING if there is none, or if the slice ended or a disk read is pending.
@@ -254,7 +257,7 @@ class FilteredOrder(FifoOrder):
             self.back[again] |= cursor.bit
             cursor.refused_count += 1
 
-    def _scan(self, queue: QueueBase, cursor: FilterCursor, limit: i64, scans: ScanBudget) -> i64:
+    def _scan(self, queue: Queue, cursor: FilterCursor, limit: i64, scans: ScanBudget) -> i64:
         """Return the offset of the first match from the cursor's position on and below `limit`.
 
         Otherwise return _NONE, or _STOPPED if the slice ended or a disk read is pending.
@@ -289,7 +292,7 @@ class FilteredOrder(FifoOrder):
             return _NONE
         return self._scan_log(queue, cursor, limit, scans)
 
-    def _scan_log(self, queue: QueueBase, cursor: FilterCursor, limit: i64, scans: ScanBudget) -> i64:
+    def _scan_log(self, queue: Queue, cursor: FilterCursor, limit: i64, scans: ScanBudget) -> i64:
         store = self.backing.store
         end = self.backing.next_offset
         place = cursor.place
@@ -326,7 +329,7 @@ class FilteredOrder(FifoOrder):
         place.release_memory()
         return _NONE
 
-    def _message(self, queue: QueueBase, record: Record) -> Message:
+    def _message(self, queue: Queue, record: Record) -> Message:
         message = self.backing.message(record)
         info = message.info
         if info is not None and info.expiration is not None:
@@ -358,7 +361,7 @@ class FilteredOrder(FifoOrder):
             cursor.answer = answer
         return answer
 
-    def _read_again(self, queue: QueueBase, entry: QueueEntry) -> bool:
+    def _read_again(self, queue: Queue, entry: QueueEntry) -> bool:
         """Read a requeued message.
 
         Returns: False if a disk read is pending, or if the log has lost the message; then the entry is removed.
@@ -375,7 +378,7 @@ class FilteredOrder(FifoOrder):
         self._leave_back(queue, entry)
         return False
 
-    def claim(self, queue: QueueBase, cursor: FilterCursor, offset: i64) -> QueueEntry:
+    def claim(self, queue: Queue, cursor: FilterCursor, offset: i64) -> QueueEntry:
         """Remove and return the message that `find` has just found. It is no longer ready."""
         matched = cursor.matched_back
         if matched is not None and matched.offset == offset and matched is cursor.next_again(self.back):
@@ -402,7 +405,7 @@ class FilteredOrder(FifoOrder):
                 other.refused_count -= 1
         return entry
 
-    def _leave_back(self, queue: QueueBase, entry: QueueEntry) -> None:
+    def _leave_back(self, queue: Queue, entry: QueueEntry) -> None:
         refused_by = self.back.pop(entry)
         queue.uncount_ready(entry.body_size)
         for cursor in self.cursors:
@@ -422,7 +425,7 @@ class FilteredOrder(FifoOrder):
 
     # -- incoming messages ---------------------------------------------------------------------------------------------
 
-    def add(self, queue: QueueBase, message: Message, offset: i64) -> bool:
+    def add(self, queue: Queue, message: Message, offset: i64) -> bool:
         if queue.ready_count == 0:
             self.ahead.clear()  # all taken messages are before this one
         added = super().add(queue, message, offset)
@@ -430,7 +433,7 @@ class FilteredOrder(FifoOrder):
             queue.schedule_dispatch()
         return added
 
-    def add_prepared(self, queue: QueueBase, offset: i64, count: i64, size_bytes: i64, first: list[Message]) -> None:
+    def add_prepared(self, queue: Queue, offset: i64, count: i64, size_bytes: i64, first: list[Message]) -> None:
         if queue.ready_count == 0:
             self.ahead.clear()
         super().add_prepared(queue, offset, count, size_bytes, first)
@@ -442,7 +445,7 @@ class FilteredOrder(FifoOrder):
         if store is not None:
             self.mark_delivered(store, offset)
 
-    def requeue(self, queue: QueueBase, entry: QueueEntry) -> None:
+    def requeue(self, queue: Queue, entry: QueueEntry) -> None:
         super().requeue(queue, entry)
         back = self.back
         back[entry] = 0
@@ -460,7 +463,7 @@ class FilteredOrder(FifoOrder):
     def needs_head(self) -> bool:
         return False
 
-    def load_head(self, queue: QueueBase) -> None:
+    def load_head(self, queue: Queue) -> None:
         self.head(queue)
 
     def in_memory(self) -> list[QueueEntry]:
@@ -481,7 +484,7 @@ class FilteredOrder(FifoOrder):
             return back.offset < self.hot.first().offset
         return back.offset < self.cold_offset
 
-    def take(self, queue: QueueBase) -> QueueEntry | None:
+    def take(self, queue: Queue) -> QueueEntry | None:
         while queue.ready_count > 0:
             back = self._first_back()
             if back is None or not self._is_back_first(back):
@@ -502,7 +505,7 @@ class FilteredOrder(FifoOrder):
                 return back
         return None
 
-    def _take_hot(self, queue: QueueBase) -> QueueEntry | None:
+    def _take_hot(self, queue: Queue) -> QueueEntry | None:
         back = self._first_back()
         if back is not None and self._is_back_first(back):
             return None  # the messages just read are after it
@@ -515,7 +518,7 @@ class FilteredOrder(FifoOrder):
                 cursor.refused_count -= 1
         return entry
 
-    def head(self, queue: QueueBase) -> QueueEntry | None:
+    def head(self, queue: Queue) -> QueueEntry | None:
         if queue.ready_count == 0 or not self.is_next_in_memory(queue):
             return None
         back = self._first_back()
@@ -529,7 +532,7 @@ class FilteredOrder(FifoOrder):
         # `QueueLog.mark_delivered` would also mark all earlier messages, which may be undelivered.
         store.mark_returned(offset, store.delivery_count(offset))
 
-    def is_next_in_memory(self, queue: QueueBase) -> bool:
+    def is_next_in_memory(self, queue: Queue) -> bool:
         store = self.backing.store
         if self.hot or store is None:
             return True
@@ -549,7 +552,7 @@ class FilteredOrder(FifoOrder):
                 queue.schedule_dispatch()
         return not self.reading
 
-    def _refill(self, queue: QueueBase) -> bool:
+    def _refill(self, queue: Queue) -> bool:
         store = self.backing.store
         if store is None:
             return False
@@ -565,7 +568,7 @@ class FilteredOrder(FifoOrder):
         if self.ahead.has(self.cold_offset):
             self.cold_offset = self.ahead.first_absent(self.cold_offset)
 
-    def _keep(self, queue: QueueBase, store: QueueLog, records: list[Record]) -> bool:
+    def _keep(self, queue: Queue, store: QueueLog, records: list[Record]) -> bool:
         ahead = self.ahead
         for record in records:
             if ahead.has(record.offset):
@@ -575,13 +578,13 @@ class FilteredOrder(FifoOrder):
         ahead.drop_below(self.cold_offset)
         return len(self.hot) > 0
 
-    def drop_expired(self, queue: QueueBase, host: QueueServices, arrived_max_ms: i64, count_max: i64) -> i64:
+    def drop_expired(self, queue: Queue, host: QueueServices, arrived_max_ms: i64, count_max: i64) -> i64:
         """Drop nothing: the caller takes messages one by one, because unacked messages are between them."""
         return 0
 
     # -- removal of many messages --------------------------------------------------------------------------------------
 
-    def purge(self, queue: QueueBase) -> None:
+    def purge(self, queue: Queue) -> None:
         backing = self.backing
         store = backing.store
         size = queue.ready_bytes
@@ -606,19 +609,25 @@ class FilteredOrder(FifoOrder):
         self.clear(queue)
         self.cold_offset = backing.next_offset
 
-    def clear(self, queue: QueueBase) -> None:
+    def clear(self, queue: Queue) -> None:
         super().clear(queue)
         self.ahead.clear()
         self.back.clear()
         self._begin_anew()
 
-    def drop_unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
+    def drop_unwritten(self, queue: Queue, ranges: list[tuple[int, int]]) -> None:
         super().drop_unwritten(queue, ranges)
         if self.returned is not None:
-            # Messages that are in memory only have lost their offset.
+            # Messages that are in memory only have lost their offset. Those that have left the queue lose it later.
             self.returned = list(self.back)
             heapify(self.returned)
         self._begin_anew()
+
+    def _cold_count(self, first: i64, last: i64) -> i64:
+        count: i64 = 0
+        for begin, end in self.ahead.gaps(max(first, self.cold_offset), last):
+            count += end - begin + 1
+        return count
 
     def _begin_anew(self) -> None:
         for entry in self.back:
@@ -652,7 +661,7 @@ class FilteredConsumers:
         asked: The last pump has asked all consumers; it did not stop at PUMP_COUNT_MAX.
     """
 
-    def __init__(self, queue: QueueBase, host: QueueServices, plain: FifoOrder) -> None:
+    def __init__(self, queue: Queue, host: QueueServices, plain: FifoOrder) -> None:
         self._queue = queue
         self._host = host
         self._scans = host.turn.scans

@@ -28,13 +28,12 @@ Compiled by mypyc.
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import QueueBase, QueueEntry
+from amqpd.broker.consumer import QueueEntry
 from amqpd.broker.flow.loop_turn import ScanBudget
-from amqpd.broker.message import Message
 from amqpd.broker.queue.grouped_window import GroupedWindow
 from amqpd.broker.queue.log_reader import QueueLogReader
 from amqpd.broker.queue.message_groups import Group, GroupKey, GroupNode
@@ -42,6 +41,9 @@ from amqpd.broker.queue.offset_bitmap import OffsetBitmap
 from amqpd.broker.queue.store import QueueStore
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
+
+if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
 
 # A locked group gets this fraction of the window. If the window is full, each group gets GROUP_COUNT_MIN messages.
 LOCKED_SHARE: Final = 4
@@ -132,7 +134,7 @@ class GroupedLogReader:
         self.reading = False
         self.sliced = False
 
-    def read_further(self, queue: QueueBase, scans: ScanBudget, has_credit: bool) -> bool:
+    def read_further(self, queue: Queue, scans: ScanBudget, has_credit: bool) -> bool:
         """Read on, as no consumer can get a message from memory.
 
         has_credit: A consumer would take a message of a free group.
@@ -179,7 +181,7 @@ class GroupedLogReader:
                     lowest = group.passed_from
         return lowest
 
-    def _read_front(self, queue: QueueBase, store: QueueLog, scans: ScanBudget | None, waits: bool) -> bool:
+    def _read_front(self, queue: Queue, store: QueueLog, scans: ScanBudget | None, waits: bool) -> bool:
         """Read a piece of the unread log. Return whether there was a message. waits: block on the disk."""
         place = self._front
         read = False
@@ -208,7 +210,7 @@ class GroupedLogReader:
             self.take_next(queue, store, record)
             read = True
 
-    def _end_front(self, queue: QueueBase, store: QueueLog) -> None:
+    def _end_front(self, queue: Queue, store: QueueLog) -> None:
         """The log has no more messages. If it has fewer than were counted, correct the count."""
         self._front.release_memory()
         if store.failed_ranges:
@@ -219,7 +221,7 @@ class GroupedLogReader:
         if queue.ready_count == 0:
             queue.ready_bytes = 0
 
-    def take_next(self, queue: QueueBase, store: QueueLog, record: Record) -> None:
+    def take_next(self, queue: Queue, store: QueueLog, record: Record) -> None:
         """Bring the record, which is the next unread one, into memory, or pass it over."""
         self.cold_offset = record.offset + 1
         if self.leaving.has(record.offset):
@@ -235,7 +237,7 @@ class GroupedLogReader:
         else:
             self.pass_over(group, record.offset)
 
-    def _entry(self, queue: QueueBase, store: QueueLog, record: Record, group: Group) -> QueueEntry:
+    def _entry(self, queue: Queue, store: QueueLog, record: Record, group: Group) -> QueueEntry:
         message = self._backing.message(record)
         entry = QueueEntry(queue, record.offset, message, store.redelivered(record.offset))
         entry.delivery_count = record.delivery_count
@@ -247,7 +249,7 @@ class GroupedLogReader:
             entry.message = None  # `load_message` reads it again when it is next
         return entry
 
-    def _read_second(self, queue: QueueBase, store: QueueLog, scans: ScanBudget, has_credit: bool) -> bool:
+    def _read_second(self, queue: Queue, store: QueueLog, scans: ScanBudget, has_credit: bool) -> bool:
         """Continue the second reading. Return whether it found a message, or came to its end."""
         place = self._second
         read = False
@@ -279,7 +281,7 @@ class GroupedLogReader:
                 return True
             self._second_offset = record.offset + 1
 
-    def _take_again(self, queue: QueueBase, store: QueueLog, record: Record) -> i64:
+    def _take_again(self, queue: Queue, store: QueueLog, record: Record) -> i64:
         """Bring the record into memory if it was passed over and its group has room."""
         window = self._window
         group = self.group_of_passed(record)
@@ -303,13 +305,13 @@ class GroupedLogReader:
             return None
         return None if self.leaving.has(record.offset) else group
 
-    def _take_passed(self, queue: QueueBase, store: QueueLog, group: Group, record: Record) -> None:
+    def _take_passed(self, queue: Queue, store: QueueLog, group: Group, record: Record) -> None:
         group.passed_from = record.offset + 1
         self._window.append(group, self._entry(queue, store, record, group), False)
         group.passed_count -= 1
         self._window.passed_count -= 1
 
-    def _end_second(self, queue: QueueBase) -> None:
+    def _end_second(self, queue: Queue) -> None:
         """The second reading has met all messages from its begin on. What it did not find is not in the log."""
         window = self._window
         for group in list(window.cold_groups):
@@ -323,7 +325,7 @@ class GroupedLogReader:
                 low = group.passed_from
         window.passed_low = low
 
-    def _drop_missing(self, queue: QueueBase, group: Group) -> None:
+    def _drop_missing(self, queue: Queue, group: Group) -> None:
         """Correct the counts: the passed messages of the group are not in the log."""
         window = self._window
         queue.ready_count -= group.passed_count
@@ -372,7 +374,7 @@ class GroupedLogReader:
 
     # -- bodies ------------------------------------------------------------------------------------------------------
 
-    def load_message(self, queue: QueueBase, node: GroupNode) -> bool:
+    def load_message(self, queue: Queue, node: GroupNode) -> bool:
         """Return whether the message of this node, which is next, is in memory.
 
         If not, the disk was asked (`reading`), or the message is not in the log and was dropped.
@@ -386,7 +388,9 @@ class GroupedLogReader:
             fetch = store.cursor.read_if_cached(entry.offset, 1, queue.log_arrived)
             if fetch.records and fetch.records[0].offset == entry.offset:
                 message = self._backing.message(fetch.records[0])
-                self.set_message(node, message)
+                entry.message = message
+                if not node.returned:
+                    self._window.memory.hot_bytes += entry.body_size
                 info = message.info
                 if info is not None and info.expiration is not None:
                     queue.track_expiration(message)
@@ -397,18 +401,9 @@ class GroupedLogReader:
         self._window.drop(queue, node)
         return False
 
-    def set_message(self, node: GroupNode, message: Message) -> None:
-        """Give the message, which was read from the log, to an entry that may have none in memory."""
-        entry = node.entry
-        assert entry is not None  # only ready nodes are read
-        if entry.message is None:
-            entry.message = message
-            if not node.returned:
-                self._window.memory.hot_bytes += entry.body_size
-
     # -- the oldest message ------------------------------------------------------------------------------------------
 
-    def oldest(self, queue: QueueBase, waits: bool) -> GroupNode | None:
+    def oldest(self, queue: Queue, waits: bool) -> GroupNode | None:
         """Bring the oldest ready message into memory and return it.
 
         waits: Block on the disk. Otherwise None may mean that the disk was asked (`reading`).
@@ -427,7 +422,7 @@ class GroupedLogReader:
                 return None
         return None
 
-    def _read_oldest_passed(self, queue: QueueBase, store: QueueLog, waits: bool) -> bool:
+    def _read_oldest_passed(self, queue: Queue, store: QueueLog, waits: bool) -> bool:
         """Bring the oldest passed messages into memory, even into a full window. False: the disk was asked."""
         window = self._window
         place = self._oldest

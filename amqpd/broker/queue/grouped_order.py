@@ -9,26 +9,31 @@ Compiled by mypyc.
 
 from __future__ import annotations
 
-from typing import Final, final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Consumer, QueueBase, QueueEntry, within
+from amqpd.broker.consumer import Consumer, QueueEntry, within
 from amqpd.broker.message import Message
 from amqpd.broker.queue.grouped_log import GroupedLogReader
 from amqpd.broker.queue.grouped_window import GroupedWindow
 from amqpd.broker.queue.message_groups import GroupNode
-from amqpd.broker.queue.ready_order import ReadyOrder
+from amqpd.broker.queue.ready_order import SearchableOrder
+from amqpd.broker.queue.scan_index import MemoryIndex
 from amqpd.broker.queue.store import QueueStore
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
+
+if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
 
 # After this many dead letters the offsets of old ones are dropped from `GroupedLogReader.leaving`.
 DEAD_LETTERS_PER_CLEANUP: Final = 8192
 
 
 @final
-class GroupedOrder(ReadyOrder):
+class GroupedOrder(SearchableOrder):
     """The ready order of one queue. group_by: `routing_key` or `header:NAME`."""
 
     def __init__(self, backing: QueueStore, group_by: str) -> None:
@@ -57,15 +62,12 @@ class GroupedOrder(ReadyOrder):
 
     # -- consumers ---------------------------------------------------------------------------------------------------
 
-    def add_consumer(self, queue: QueueBase, consumer: Consumer) -> None:
+    def add_consumer(self, queue: Queue, consumer: Consumer) -> None:
         self.window.add_owner(consumer)
-
-    def remove_consumer(self, queue: QueueBase, consumer: Consumer) -> None:
-        self.window.remove_owner(consumer)
 
     # -- incoming messages -------------------------------------------------------------------------------------------
 
-    def load_head(self, queue: QueueBase) -> None:
+    def load_head(self, queue: Queue) -> None:
         store = self.backing.store
         if store is not None:
             record = store.cursor.read_first(self.log.cold_offset, queue.log_arrived)
@@ -75,7 +77,7 @@ class GroupedOrder(ReadyOrder):
     def needs_head(self) -> bool:
         return self.window.oldest() is None
 
-    def add(self, queue: QueueBase, message: Message, offset: i64) -> bool:
+    def add(self, queue: Queue, message: Message, offset: i64) -> bool:
         log = self.log
         if queue.ready_count == 0:
             log.cold_offset = offset
@@ -96,7 +98,7 @@ class GroupedOrder(ReadyOrder):
         log.cold_offset = offset + 1
         return True
 
-    def add_prepared(self, queue: QueueBase, offset: i64, count: i64, size_bytes: i64, first: list[Message]) -> None:
+    def add_prepared(self, queue: Queue, offset: i64, count: i64, size_bytes: i64, first: list[Message]) -> None:
         log = self.log
         if queue.ready_count == 0:
             log.cold_offset = offset
@@ -113,7 +115,7 @@ class GroupedOrder(ReadyOrder):
             offset += 1
             log.cold_offset = offset
 
-    def requeue(self, queue: QueueBase, entry: QueueEntry) -> None:
+    def requeue(self, queue: Queue, entry: QueueEntry) -> None:
         window = self.window
         log = self.log
         group = window.unacked.get(entry)
@@ -127,7 +129,7 @@ class GroupedOrder(ReadyOrder):
             group = window.group_of(log.key.of_message(message) if message is not None else None)
         window.requeue(queue, entry, group)
 
-    def _requeue_in_log(self, queue: QueueBase, entry: QueueEntry) -> bool:
+    def _requeue_in_log(self, queue: Queue, entry: QueueEntry) -> bool:
         """Make a message that a search took ready again, if it belongs behind messages that only the log has."""
         log = self.log
         offset = entry.offset
@@ -150,16 +152,16 @@ class GroupedOrder(ReadyOrder):
     def reserve(self, entry: QueueEntry) -> None:
         self.window.hold_for_retry(entry)
 
-    def unreserve(self, queue: QueueBase, entry: QueueEntry) -> None:
+    def unreserve(self, queue: Queue, entry: QueueEntry) -> None:
         self.window.release(queue, entry)
 
     # -- outgoing messages -------------------------------------------------------------------------------------------
 
-    def is_next_in_memory(self, queue: QueueBase) -> bool:
+    def is_next_in_memory(self, queue: Queue) -> bool:
         self.log.reading = False
         return self.log.oldest(queue, False) is not None or not self.log.reading
 
-    def head(self, queue: QueueBase) -> QueueEntry | None:
+    def head(self, queue: Queue) -> QueueEntry | None:
         while True:
             node = self.log.oldest(queue, False)
             if node is None:
@@ -170,7 +172,7 @@ class GroupedOrder(ReadyOrder):
             if node.entry is not None:
                 return None  # the disk was asked
 
-    def take(self, queue: QueueBase) -> QueueEntry | None:
+    def take(self, queue: Queue) -> QueueEntry | None:
         """Take the oldest message, whether its group is locked or not, to drop it. Raises: OSError; it stays then."""
         while True:
             node = self.log.oldest(queue, True)
@@ -210,7 +212,7 @@ class GroupedOrder(ReadyOrder):
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
-    def purge(self, queue: QueueBase) -> None:
+    def purge(self, queue: Queue) -> None:
         backing = self.backing
         store = backing.store
         size = queue.ready_bytes
@@ -237,16 +239,16 @@ class GroupedOrder(ReadyOrder):
         self._clear_ready(queue)
         self.log.cold_offset = backing.next_offset
 
-    def clear(self, queue: QueueBase) -> None:
+    def clear(self, queue: Queue) -> None:
         self._clear_ready(queue)
         self.window.clear_unacked()
         self.log.close()
 
-    def _clear_ready(self, queue: QueueBase) -> None:
+    def _clear_ready(self, queue: Queue) -> None:
         self.window.clear_ready(queue)
         self.log.reset()
 
-    def drop_unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
+    def drop_unwritten(self, queue: Queue, ranges: list[tuple[int, int]]) -> None:
         gone: list[GroupNode] = []
         for node in self.window.ready_nodes():
             entry = node.entry
@@ -258,25 +260,26 @@ class GroupedOrder(ReadyOrder):
                 gone.append(node)
         self.window.drop_all(queue, gone)
         for first, last in ranges:
-            begin: i64 = first
-            if begin < self.log.cold_offset:
-                begin = self.log.cold_offset
-            end: i64 = last
-            if end >= begin:
+            for begin, end in self.log.leaving.gaps(max(first, self.log.cold_offset), last):
                 queue.ready_count -= end - begin + 1
 
     # -- searches (scan.py) ------------------------------------------------------------------------------------------
 
-    def end_search(self) -> None:
+    def begin_search(self, index: MemoryIndex) -> None:
+        index.begin([], self.window.nodes())
+        self.window.indexes.append(index)
+
+    def end_search(self, index: MemoryIndex) -> None:
+        if index in self.window.indexes:
+            self.window.indexes.remove(index)
         self.log.leaving.drop_below(self.log.lowest_ready())
 
     def is_ready_in_log(self, record: Record) -> bool:
-        """Return whether an unsettled record is ready and not in memory."""
         if record.offset >= self.log.cold_offset:
             return not self.log.leaving.has(record.offset)
         return self.log.group_of_passed(record) is not None
 
-    def take_from_log(self, queue: QueueBase, record: Record) -> QueueEntry:
+    def take_from_log(self, queue: Queue, record: Record) -> QueueEntry:
         """Take a message for which `is_ready_in_log` is true. Its group is not locked by it."""
         store = self.backing.store
         assert store is not None  # the record came from it
@@ -297,8 +300,9 @@ class GroupedOrder(ReadyOrder):
         queue.uncount_ready(entry.body_size)
         return entry
 
-    def take_from_memory(self, queue: QueueBase, nodes: list[GroupNode]) -> None:
-        """Take these messages. Their groups are not locked by them. Cost: a step per message of the groups."""
+    def take_held(self, queue: Queue, wanted: Mapping[QueueEntry, Message], index: MemoryIndex) -> None:
+        """Take these entries. Their groups are not locked by them. Cost: a step per message of the groups."""
+        nodes = [index.nodes[entry.offset] for entry in wanted]
         for node in nodes:
             if self.backing.is_logged(node.offset):
                 self.log.leaving.add(node.offset)

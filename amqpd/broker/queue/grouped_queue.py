@@ -62,6 +62,7 @@ class GroupedQueue(Queue):
         super().add_consumer(consumer)
 
     def remove_consumer(self, consumer: Consumer) -> None:
+        self._window.remove_owner(consumer)  # first, so that `_collect_ready` does not offer it
         self._collect_ready()
         self._takers.remove(consumer)
         consumer.parked = True  # it is in no round robin any more

@@ -19,14 +19,17 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heapify, heappop, heappush
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Consumer, QueueBase, QueueEntry
+from amqpd.broker.consumer import Consumer, QueueEntry
 from amqpd.broker.queue.message_groups import GONE_MAX, Group, GroupNode, GroupOwner, LazyQueue
 from amqpd.broker.queue.scan_index import MemoryIndex
 from amqpd.broker.queue.services import MemoryWindow
+
+if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
 
 
 @final
@@ -153,7 +156,7 @@ class GroupedWindow:
             else:
                 self._head_changed(group, node)
 
-    def requeue(self, queue: QueueBase, entry: QueueEntry, group: Group) -> None:
+    def requeue(self, queue: Queue, entry: QueueEntry, group: Group) -> None:
         """Add a message that was taken. It goes to its place by offset, and its group is unlocked for it."""
         node = GroupNode(entry, group, True, False)
         group.add_returned(node)
@@ -220,7 +223,7 @@ class GroupedWindow:
             heappop(late)
         return first
 
-    def claim(self, queue: QueueBase, head: GroupNode, owner: GroupOwner | None) -> QueueEntry:
+    def claim(self, queue: Queue, head: GroupNode, owner: GroupOwner | None) -> QueueEntry:
         """Take the first message of a group and lock the group. owner: None for a basic.get."""
         entry = self._pop(queue, head)
         group = head.group
@@ -238,13 +241,13 @@ class GroupedWindow:
             self.cold_groups[group] = None
         return entry
 
-    def drop(self, queue: QueueBase, head: GroupNode) -> QueueEntry:
+    def drop(self, queue: Queue, head: GroupNode) -> QueueEntry:
         """Take the first message of a group for good. The group is not locked by it."""
         entry = self._pop(queue, head)
         self._after_removal(head.group)
         return entry
 
-    def drop_all(self, queue: QueueBase, nodes: list[GroupNode]) -> None:
+    def drop_all(self, queue: Queue, nodes: list[GroupNode]) -> None:
         """Take these messages for good, wherever they are in their groups. Cost: a step per message of the groups."""
         groups: dict[Group, None] = {}
         for node in nodes:
@@ -268,14 +271,14 @@ class GroupedWindow:
         else:
             self.drop_if_empty(group)
 
-    def _pop(self, queue: QueueBase, head: GroupNode) -> QueueEntry:
+    def _pop(self, queue: Queue, head: GroupNode) -> QueueEntry:
         entry = head.entry
         assert entry is not None  # only ready nodes are heads
         head.group.pop_head(head)
         self._uncount(queue, head, entry)
         return entry
 
-    def _uncount(self, queue: QueueBase, node: GroupNode, entry: QueueEntry) -> None:
+    def _uncount(self, queue: Queue, node: GroupNode, entry: QueueEntry) -> None:
         if node.returned:
             self._remove_node(node)
             self.returned_count -= 1
@@ -318,7 +321,7 @@ class GroupedWindow:
 
     # -- settled and requeued messages -------------------------------------------------------------------------------
 
-    def release(self, queue: QueueBase, entry: QueueEntry) -> None:
+    def release(self, queue: Queue, entry: QueueEntry) -> None:
         """A message that was claimed is settled or requeued. Unlock its group if this was the last one."""
         group = self.unacked.pop(entry, None)
         if group is None:
@@ -386,7 +389,7 @@ class GroupedWindow:
                 least = node.offset
         return least
 
-    def clear_ready(self, queue: QueueBase) -> None:
+    def clear_ready(self, queue: Queue) -> None:
         """Drop all ready messages, passed ones included. Groups with unacked messages stay locked."""
         for index in self.indexes:
             index.clear()

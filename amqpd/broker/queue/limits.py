@@ -18,12 +18,12 @@ a part of it. And no message may be dropped for a new one that a full disk refus
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import LogNotOpen, QueueBase, QueueEntry
-from amqpd.broker.flow.timers import Timer, Timers
+from amqpd.broker.consumer import LogNotOpen, QueueEntry
+from amqpd.broker.flow.timers import CallTimer
 from amqpd.broker.message import Message
 from amqpd.broker.queue.config import QueueConfig
 from amqpd.broker.queue.delayed_retry import DelayedRetries
@@ -34,6 +34,9 @@ from amqpd.broker.queue.services import QueueServices
 from amqpd.broker.queue.store import QueueStore
 from amqpd.errors import ResourceError
 from amqpd.storage.queue_log import QueueLog
+
+if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
 
 # Delay after a start until a queue looks for expired messages.
 WAKE_MS: Final = 20
@@ -47,28 +50,6 @@ DISPLACED_COUNT: Final = 2
 
 
 @final
-class StartupExpiryTimer(Timer):
-    """Opens a queue's log soon after the start, so that expired messages are dropped without a client's command."""
-
-    def __init__(self, queue: QueueBase, timers: Timers) -> None:
-        super().__init__()
-        self.queue = queue
-        self._timers = timers
-        timers.arm(self, timers.now_ms() + WAKE_MS)
-
-    def fire(self) -> None:
-        queue = self.queue
-        if queue.deleted:
-            return
-        try:
-            queue.prepare()
-        except LogNotOpen:
-            queue.when_open(self.fire)
-        except ResourceError:  # `prepare` has logged it
-            self._timers.arm(self, self._timers.now_ms() + RETRY_MS)
-
-
-@final
 class QueueLimits:
     """Length limits, overflow, delivery limit, retries and x-expires of one queue. Exists only if a rule is set.
 
@@ -77,16 +58,14 @@ class QueueLimits:
         retries: Messages that wait for a retry. Made when a rule needs it; from then on it stays.
     """
 
-    def __init__(self, queue: QueueBase, host: QueueServices, backing: QueueStore, rules: QueueConfig) -> None:
+    def __init__(self, queue: Queue, host: QueueServices, backing: QueueStore, rules: QueueConfig) -> None:
         self._queue = queue
         self._host = host
         self._backing = backing
         self.rules = rules
         self.lease: QueueExpiry | None = None
         self.retries: DelayedRetries | None = None
-        self._startup_timer: StartupExpiryTimer | None = None
-        # The messages of a transaction are being enqueued.
-        self._in_transaction = False
+        self._startup_timer: CallTimer | None = None
         # The length must be checked before the next dispatch.
         self._check_due = False
         # One slice was dropped; the next turn drops more.
@@ -103,7 +82,7 @@ class QueueLimits:
             self.retries.apply_config(rules.retry)
         lease = self.lease
         if lease is not None and lease.expires_ms != rules.expires_ms:
-            lease.cancel()
+            host.timers.cancel(lease)
             lease = None
         if lease is None and rules.expires_ms >= 0:
             lease = QueueExpiry(queue, host, rules.expires_ms)
@@ -116,7 +95,21 @@ class QueueLimits:
                     queue.schedule_dispatch()  # the new head may be expired
                 host.turn.schedule()
         elif self._startup_timer is None and (rules.ttl_ms >= 0 or rules.dead_letter_exchange is not None):
-            self._startup_timer = StartupExpiryTimer(queue, host.timers)
+            self._startup_timer = CallTimer(self._open_log)
+            host.timers.arm(self._startup_timer, host.timers.now_ms() + WAKE_MS)
+
+    def _open_log(self) -> None:
+        """Open the log soon after the start, so that expired messages are dropped without a client's command."""
+        queue = self._queue
+        timer = self._startup_timer
+        if queue.deleted or timer is None:
+            return
+        try:
+            queue.prepare()
+        except LogNotOpen:
+            queue.when_open(self._open_log)
+        except ResourceError:  # `prepare` has logged it
+            self._host.timers.arm(timer, self._host.timers.now_ms() + RETRY_MS)
 
     def is_needed(self) -> bool:
         """Return whether plain rules still need this object: some messages still wait for a retry."""
@@ -130,7 +123,7 @@ class QueueLimits:
         self._check_due = False
         self._behind = False
         if self.lease is not None:
-            self.lease.cancel()
+            self._host.timers.cancel(self.lease)
             self.lease = None
         if self._startup_timer is not None:
             self._host.timers.cancel(self._startup_timer)
@@ -147,18 +140,10 @@ class QueueLimits:
                 self._queue.pump_failed(error)  # the retried pump continues
             self._host.turn.schedule()
 
-    def on_queue_used(self) -> None:
-        """Restart the x-expires timer: the queue was used."""
-        if self.lease is not None:
-            self.lease.renew()
-
     def accepts(self, message: Message) -> bool:
-        """Return whether the queue accepts the message."""
         queue = self._queue
         for admission in self.rules.admissions:
-            if self._dispatches_late() and self.rules.is_over(
-                queue.ready_count + queue.delayed_count + 1, queue.ready_bytes + queue.delayed_bytes + message.body_size
-            ):
+            if self._dispatches_late() and not queue.has_room(1, message.body_size):
                 self._dispatch_first()
             if not admission.admits(queue, self._host, message):
                 return False
@@ -174,7 +159,7 @@ class QueueLimits:
         With filters, groups or x-retain, the messages of this turn are still ready. Consumers with credit get them
         before they count for the limit.
         """
-        if self._in_transaction:
+        if self._backing.in_transaction:
             return
         try:
             self._queue.dispatch()
@@ -187,7 +172,7 @@ class QueueLimits:
         As in other queues, consumers get it before length limits and time to live apply.
         """
         if expiry is not None:
-            late = not (self._in_transaction and len(self.rules.admissions) > 0)
+            late = not (self._backing.in_transaction and len(self.rules.admissions) > 0)
             expiry.on_ready(message, self._backing.next_offset - 1, late, False)
         if self._is_full():
             self._dispatch_first()
@@ -197,7 +182,7 @@ class QueueLimits:
 
         If the log cannot be read, a later dispatch drops them: the message that was just enqueued or returned stays.
         """
-        if not self.rules.drops_head or self._in_transaction or not self._is_full():
+        if not self.rules.drops_head or self._backing.in_transaction or not self._is_full():
             return False
         try:
             if self._behind:
@@ -212,16 +197,11 @@ class QueueLimits:
             return False
         return True
 
-    def has_reached_delivery_limit(self, entry: QueueEntry) -> bool:
-        """Return whether a returned entry has reached the delivery limit."""
-        limit = self.rules.delivery_limit
-        return limit >= 0 and entry.delivery_count >= limit
-
     def wait_for_retry(self, entry: QueueEntry, failed: bool, expiry: MessageTtl | None, order: ReadyOrder) -> bool:
         """Let a returned entry wait for its retry, if the rules say so. Return whether it waits.
 
         Args:
-            failed: As for `QueueBase.requeue`.
+            failed: As for `Queue.requeue`.
         """
         retries = self.retries
         if retries is None:
@@ -243,7 +223,10 @@ class QueueLimits:
         return True
 
     def find_delayed(self, store: QueueLog) -> bool:
-        """See `QueueBase.find_delayed`. In a queue with groups no message waits after a restart."""
+        """Find, in slices, the messages of an opened log that wait for their next try. Return whether all are found.
+
+        In a queue with groups no message waits after a restart.
+        """
         return self.retries is None or len(self.rules.group_by) > 0 or self.retries.find(store)
 
     def restore(self, store: QueueLog) -> OffsetBitmap:
@@ -256,11 +239,7 @@ class QueueLimits:
         """Drop the messages that wait for a retry. Return their number."""
         return self.retries.purge(order) if self.retries is not None else 0
 
-    def begin_transaction(self) -> None:
-        self._in_transaction = True
-
     def end_transaction(self) -> None:
-        self._in_transaction = False
         if self.rules.drops_head and self._is_full():
             self._check_due = True
             self._queue.schedule_dispatch()
@@ -298,15 +277,13 @@ class QueueLimits:
 
     def _is_full(self) -> bool:
         queue = self._queue
-        count = queue.ready_count + queue.delayed_count
-        size_bytes = queue.ready_bytes + queue.delayed_bytes
-        if not self.rules.is_over(count, size_bytes):
+        if queue.has_room(0, 0):
             return False
         if not self.rules.counts_shown:
             return True
         # rabbit: in a quorum queue, consumers have what their credit covers. Here it may wait for room in the output.
-        count -= min(queue.round_robin.unused_credit(), queue.ready_count)
-        return count > 0 and self.rules.is_over(count, size_bytes)
+        covered: i64 = min(queue.round_robin.unused_credit(), queue.ready_count)
+        return covered < queue.ready_count + queue.delayed_count and not queue.has_room(-covered, 0)
 
     def _drop_head(self) -> None:
         """Drop everything that exceeds a length limit, or one slice of it."""
@@ -319,7 +296,7 @@ class QueueLimits:
             return
         until_ms = timers.now_ms() + SLICE_MS
         dead_letters = queue.makes_dead_letters()
-        while timers.now_ms() < until_ms and not (dead_letters and host.dead_letters_behind()):
+        while timers.now_ms() < until_ms and not (dead_letters and host.dead_letters.is_behind()):
             if self._drop(SLICE_COUNT):
                 return
         self._behind = self._is_full()

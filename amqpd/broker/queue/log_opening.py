@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import final
+from typing import TYPE_CHECKING, final
 
-from amqpd.broker.consumer import LogNotOpen, QueueBase
+from amqpd.broker.consumer import LogNotOpen
 from amqpd.errors import ResourceError
 from amqpd.storage.queue_log import LogUnusable, QueueLog
+
+if TYPE_CHECKING:
+    from amqpd.broker.queue.log_opener import LogOpener
+    from amqpd.broker.queue.queue import Queue
 
 log = logging.getLogger(__name__)
 
@@ -26,15 +30,12 @@ class LogOpening:
         begun: the opener (log_opener.py) works on it.
         asked: the storage recovers the log.
         failed: the log could not be opened; the next `prepare` reports it.
-
-    Args:
-        open_soon: `QueueServices.open_soon`.
     """
 
-    def __init__(self, queue: QueueBase, store: QueueLog, open_soon: Callable[[LogOpening], bool]) -> None:
+    def __init__(self, queue: Queue, store: QueueLog, opener: LogOpener) -> None:
         self._queue = queue
         self._store = store
-        self._open_soon = open_soon
+        self._opener = opener
         self.begun = False
         self.asked = False
         self._recovered = False
@@ -56,7 +57,7 @@ class LogOpening:
         """
         if not self.failed:
             if not self.begun:
-                self.begun = not self._open_soon(self)
+                self.begun = not self._opener.open(self)
             if self.begun:
                 raise LogNotOpen([self._queue])
         self.failed = False
@@ -83,13 +84,14 @@ class LogOpening:
                 return False
         except (OSError, LogUnusable):
             return True  # `can_open` meets the same error and logs it
-        return self._queue.find_delayed(self._store)
+        limits = self._queue.enforcement
+        return self._queue.opening is None or limits is None or limits.find_delayed(self._store)
 
     def _recovery_done(self) -> None:
         """Return to the opener: the storage has recovered the log."""
         self.asked = False
         self._recovered = True
-        if self._open_soon(self):
+        if self._opener.open(self):
             self.end()
 
     def end(self) -> None:

@@ -13,6 +13,7 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
+from amqpd.broker.queue.services import COLD_READ_BYTES
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import Cursor, QueueLog
 
@@ -31,6 +32,8 @@ class QueueLogReader:
         kind: LIVE, SAFE or SETTLED.
         log: the log that was read last.
         read_offset: where the next piece begins.
+        waits: the last `next` met a read of the disk.
+        behind: only for SETTLED: the last `next` passed many unsettled records and returned None; call it again.
     """
 
     def __init__(self, kind: i64 = LIVE) -> None:
@@ -41,6 +44,32 @@ class QueueLogReader:
         self._records: list[Record] = []
         self._at: i64 = 0
         self._begin: i64 = 0
+        self.waits = False
+        self.behind = False
+        self._asked: i64 = 0
+
+    def next(self, log: QueueLog, offset: i64, arrived: Callable[[], None]) -> Record | None:
+        """Return the first record from `offset` on, for a search. None: no more, or `waits` or `behind` is set.
+
+        Args:
+            arrived: called when the disk has delivered.
+
+        Raises:
+            OSError: the log cannot be read.
+
+        Cost: Low while offsets ascend; a lower offset reads again.
+        """
+        if self.log is not log or offset < self._asked:
+            self.forget()
+        self._asked = offset
+        self.waits = False
+        record = self.record(offset)
+        if record is None:
+            before = offset if self.read_offset < offset else self.read_offset
+            self.waits = not self.read_on(log, offset, COLD_READ_BYTES, arrived)
+            record = self.record(offset)
+            self.behind = record is None and self.kind == SETTLED and self.read_offset > before
+        return record
 
     def record(self, offset: i64) -> Record | None:
         """Return the first record in memory at or after `offset`, and keep it."""

@@ -158,7 +158,6 @@ class Group:
         self.count += 1
 
     def add_returned(self, node: GroupNode) -> None:
-        """Add a requeued message."""
         returned = self.returned
         if returned is None:
             returned = []
@@ -280,7 +279,6 @@ class LazyQueue:
         return self._nodes[self._head :]
 
     def ready_nodes(self) -> list[GroupNode]:
-        """Return the nodes that are ready."""
         return [each for each in self._nodes[self._head :] if each.entry is not None]
 
     def clear(self) -> None:

@@ -16,6 +16,14 @@ _FULL: Final = bytearray()  # every offset of the chunk
 _ALL: Final = int.from_bytes(b"\xff" * (CHUNK_SIZE >> 3), "little")
 
 
+def _span(number: i64, first: i64, last: i64) -> int:
+    """Return the bits of `first` to `last`, ends included, in a chunk that has some of them."""
+    start: i64 = number << CHUNK_BITS
+    low: int = first - start if first > start else 0
+    high: int = last - start if last < start + CHUNK_SIZE else CHUNK_SIZE - 1
+    return (_ALL >> (CHUNK_SIZE - 1 - (high - low))) << low
+
+
 @final
 class OffsetBitmap:
     """A set of offsets."""
@@ -54,76 +62,18 @@ class OffsetBitmap:
     def remove(self, offset: i64) -> None:
         """Remove an offset, which must be in the set."""
         number: i64 = offset >> CHUNK_BITS
+        left = self._counts[number] - 1
+        if left == 0:
+            del self._chunks[number]
+            del self._counts[number]
+            return
+        self._counts[number] = left
         chunk = self._chunks[number]
         if not chunk:
             chunk = bytearray(b"\xff" * (CHUNK_SIZE >> 3))
             self._chunks[number] = chunk
         place: i64 = offset & (CHUNK_SIZE - 1)
         chunk[place >> 3] = chunk[place >> 3] & ~(1 << (place & 7))
-        self._counts[number] -= 1
-
-    def add_range(self, first: i64, last: i64) -> None:
-        """Add `first` to `last`, ends included. Cost: a step per chunk; a step per byte where the set has others."""
-        offset = first
-        while offset <= last:
-            number: i64 = offset >> CHUNK_BITS
-            place: i64 = offset & (CHUNK_SIZE - 1)
-            if place == 0 and last - offset >= CHUNK_SIZE - 1:
-                if number < self._begin:
-                    self._begin = number
-                self._chunks[number] = _FULL
-                self._counts[number] = CHUNK_SIZE
-                offset += CHUNK_SIZE
-            elif place & 7 == 0 and last - offset >= 7 and self._empty_byte(number, place):
-                self.add(offset)  # creates the chunk
-                chunk = self._chunks[number]
-                if chunk:
-                    chunk[place >> 3] = 255
-                    self._count(number, 7)
-                offset += 8
-            else:
-                self.add(offset)
-                offset += 1
-
-    def _empty_byte(self, number: i64, place: i64) -> bool:
-        chunk = self._chunks.get(number)
-        return chunk is None or (len(chunk) > 0 and chunk[place >> 3] == 0)
-
-    def _count(self, number: i64, more: i64) -> None:
-        count = self._counts[number] + more
-        self._counts[number] = count
-        if count == CHUNK_SIZE:
-            self._chunks[number] = _FULL
-
-    def remove_range(self, first: i64, last: i64) -> None:
-        """Remove `first` to `last`, ends included. Cost: as `add_range`."""
-        offset = first
-        while offset <= last:
-            number: i64 = offset >> CHUNK_BITS
-            place: i64 = offset & (CHUNK_SIZE - 1)
-            chunk = self._chunks.get(number)
-            if chunk is None or (place == 0 and last - offset >= CHUNK_SIZE - 1):
-                if chunk is not None:
-                    del self._chunks[number]
-                    del self._counts[number]
-                offset += CHUNK_SIZE - place
-                continue
-            if not chunk:
-                chunk = bytearray(b"\xff" * (CHUNK_SIZE >> 3))
-                self._chunks[number] = chunk
-            byte: i64 = chunk[place >> 3]
-            if place & 7 == 0 and byte == 0:
-                offset += 8
-                continue
-            bit: i64 = 1 << (place & 7)
-            if byte & bit != 0:
-                chunk[place >> 3] = byte & ~bit
-                left = self._counts[number] - 1
-                self._counts[number] = left
-                if left == 0:
-                    del self._chunks[number]
-                    del self._counts[number]
-            offset += 1
 
     # -- many at once: a few us per chunk, for any pattern of offsets. Shift counts are `int`: by an i64 mypyc would
     # convert `bits` to i64, too.
@@ -165,6 +115,21 @@ class OffsetBitmap:
             bits >>= CHUNK_SIZE
             number += 1
 
+    def add_range(self, first: i64, last: i64) -> None:
+        """Add `first` to `last`, ends included."""
+        number: i64 = first >> CHUNK_BITS
+        while number <= last >> CHUNK_BITS:
+            self._set_bits(number, self._bits_of(number) | _span(number, first, last))
+            number += 1
+
+    def remove_range(self, first: i64, last: i64) -> None:
+        """Remove `first` to `last`, ends included."""
+        number: i64 = first >> CHUNK_BITS
+        while number <= last >> CHUNK_BITS:
+            if number in self._chunks:
+                self._set_bits(number, self._bits_of(number) & ~_span(number, first, last))
+            number += 1
+
     def add_from(self, other: OffsetBitmap, first: i64) -> None:
         """Add all offsets of `other` that are not below `first`."""
         border: i64 = first >> CHUNK_BITS
@@ -182,11 +147,7 @@ class OffsetBitmap:
             start: i64 = number << CHUNK_BITS
             if start > last or start + CHUNK_SIZE <= first:
                 continue
-            low: i64 = first - start if first > start else 0
-            high: i64 = last - start if last < start + CHUNK_SIZE else CHUNK_SIZE - 1
-            beside: int = CHUNK_SIZE - 1 - (high - low)
-            place: int = low
-            span = (_ALL >> beside) << place
+            span = _span(number, first, last)
             self._set_bits(number, self._bits_of(number) & (other._bits_of(number) | (_ALL ^ span)))
 
     def has(self, offset: i64) -> bool:

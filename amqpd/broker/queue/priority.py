@@ -21,21 +21,25 @@ Compiled by mypyc.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import QueueBase, QueueEntry, within
+from amqpd.broker.consumer import QueueEntry, within
 from amqpd.broker.message import Message
 from amqpd.broker.queue.offset_bitmap import OffsetBitmap
-from amqpd.broker.queue.ready_order import ReadyOrder
+from amqpd.broker.queue.ready_order import SearchableOrder
 from amqpd.broker.queue.scan_index import MemoryIndex
 from amqpd.broker.queue.services import COLD_READ_BYTES
 from amqpd.broker.queue.store import QueueStore
 from amqpd.protocol.properties import PropertyInfo, scan_properties, valid_properties
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
+
+if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
 
 CHUNK_BITS: Final = 12
 CHUNK_SIZE: Final = 1 << CHUNK_BITS
@@ -140,7 +144,7 @@ class PriorityLevel:
 
 
 @final
-class PriorityOrder(ReadyOrder):
+class PriorityOrder(SearchableOrder):
     """The ready order of one queue.
 
     Args:
@@ -168,13 +172,13 @@ class PriorityOrder(ReadyOrder):
 
     # -- the index after a start
 
-    def load_head(self, queue: QueueBase) -> None:
+    def load_head(self, queue: Queue) -> None:
         if self._scanning():
             queue.schedule_dispatch()
         else:
             self.head(queue)
 
-    def on_log_opened(self, queue: QueueBase) -> None:
+    def on_log_opened(self, queue: Queue) -> None:
         store = self.backing.store
         if store is not None and queue.ready_count > 0:
             self._scan_end = store.next_offset
@@ -186,7 +190,7 @@ class PriorityOrder(ReadyOrder):
     def _scanning(self) -> bool:
         return self._scan_offset < self._scan_end
 
-    def scan(self, queue: QueueBase) -> bool:
+    def scan(self, queue: Queue) -> bool:
         """Read the next range of the log into the index. Cost: about 2 us per message, more for large ones."""
         if not self._scanning():
             return True
@@ -202,14 +206,14 @@ class PriorityOrder(ReadyOrder):
         queue.schedule_dispatch()
         return False
 
-    def _scan_now(self, queue: QueueBase) -> None:
+    def _scan_now(self, queue: Queue) -> None:
         """Read the rest of the log into the index, and wait for the disk."""
         store = self.backing.store
         assert store is not None  # scanning implies a log
         while not self._index_records(queue, store.cursor.read(self._scan_offset, COLD_READ_BYTES).records):
             pass
 
-    def _index_records(self, queue: QueueBase, records: list[Record]) -> bool:
+    def _index_records(self, queue: Queue, records: list[Record]) -> bool:
         """Add a range of records to the index. Return True if it was the last one."""
         for record in records:
             if record.offset >= self._scan_end:
@@ -258,7 +262,7 @@ class PriorityOrder(ReadyOrder):
             level.cursor = offset
         level.cold_count += 1
 
-    def add(self, queue: QueueBase, message: Message, offset: i64) -> bool:
+    def add(self, queue: Queue, message: Message, offset: i64) -> bool:
         queue.ready_count += 1
         queue.ready_bytes += message.body_size
         level = self._level_of(message.info)
@@ -283,7 +287,7 @@ class PriorityOrder(ReadyOrder):
             return True
         return len(level.hot) < LEVEL_HOT_MIN and message.body_size <= LEVEL_BODY_MAX
 
-    def requeue(self, queue: QueueBase, entry: QueueEntry) -> None:
+    def requeue(self, queue: Queue, entry: QueueEntry) -> None:
         held = entry.message is not None
         if not held:
             self.backing.try_read_back(entry)
@@ -312,7 +316,7 @@ class PriorityOrder(ReadyOrder):
                 break
         return None
 
-    def _highest(self, queue: QueueBase) -> PriorityLevel | None:
+    def _highest(self, queue: Queue) -> PriorityLevel | None:
         """Return the level that is served next, with a message in memory."""
         for level in self._levels:
             if level.returned or level.hot:
@@ -323,7 +327,7 @@ class PriorityOrder(ReadyOrder):
                     return level
         return None
 
-    def _fill(self, queue: QueueBase, level: PriorityLevel) -> None:
+    def _fill(self, queue: Queue, level: PriorityLevel) -> None:
         """Read the next messages of a level into memory.
 
         Messages lost by damage of the log are not counted any more.
@@ -364,7 +368,7 @@ class PriorityOrder(ReadyOrder):
         # Not `store.mark_delivered`, which marks all older messages: those of lower levels were not delivered.
         store.mark_returned(offset, store.delivery_count(offset))
 
-    def take(self, queue: QueueBase) -> QueueEntry | None:
+    def take(self, queue: Queue) -> QueueEntry | None:
         if self._scanning():
             self._scan_now(queue)
         while queue.ready_count > 0:
@@ -392,14 +396,14 @@ class PriorityOrder(ReadyOrder):
         for index in self.indexes:
             index.remove(offset)
 
-    def is_next_in_memory(self, queue: QueueBase) -> bool:
+    def is_next_in_memory(self, queue: Queue) -> bool:
         # Reads jump within the log, so nothing is read ahead, except while the index is built.
         self.reading = self._scanning()
         if self.reading:
             queue.schedule_dispatch()
         return not self.reading
 
-    def head(self, queue: QueueBase) -> QueueEntry | None:
+    def head(self, queue: Queue) -> QueueEntry | None:
         if self._scanning():
             return None
         level = self._highest(queue)
@@ -420,8 +424,21 @@ class PriorityOrder(ReadyOrder):
     def is_cold(self, offset: i64) -> bool:
         return self._cold[0].level_at(offset) >= 0 or self._cold[1].level_at(offset) >= 0
 
-    def take_cold(self, queue: QueueBase, record: Record) -> QueueEntry:
-        """Take a message that is ready and only in the log."""
+    def begin_search(self, index: MemoryIndex) -> None:
+        index.begin(self.in_memory(), [])
+        self.indexes.append(index)
+
+    def end_search(self, index: MemoryIndex) -> None:
+        if index in self.indexes:
+            self.indexes.remove(index)
+
+    def begin_slice(self, queue: Queue) -> bool:
+        return self.is_next_in_memory(queue) and self.cool()  # the index must be complete
+
+    def is_ready_in_log(self, record: Record) -> bool:
+        return self.is_cold(record.offset)
+
+    def take_from_log(self, queue: Queue, record: Record) -> QueueEntry:
         store = self.backing.store
         assert store is not None  # the record is from it
         offset = record.offset
@@ -436,8 +453,7 @@ class PriorityOrder(ReadyOrder):
         queue.uncount_ready(entry.body_size)
         return entry
 
-    def take_held(self, queue: QueueBase, wanted: dict[QueueEntry, None]) -> None:
-        """Take these entries, all of them in memory. Cost: a step for each entry in memory."""
+    def take_held(self, queue: Queue, wanted: Mapping[QueueEntry, Message], index: MemoryIndex) -> None:
         for level in self._levels:
             level.returned = [entry for entry in level.returned if entry not in wanted]
             heapify(level.returned)
@@ -478,7 +494,7 @@ class PriorityOrder(ReadyOrder):
 
     # -- purge -------------------------------------------------------------------------------------------------------
 
-    def purge(self, queue: QueueBase) -> None:
+    def purge(self, queue: Queue) -> None:
         store = self.backing.store
         if store is not None:
             if self._scanning():
@@ -489,7 +505,7 @@ class PriorityOrder(ReadyOrder):
             store.write_acks_this_turn()
         self.clear(queue)
 
-    def _settle_ready(self, queue: QueueBase, store: QueueLog) -> None:
+    def _settle_ready(self, queue: Queue, store: QueueLog) -> None:
         """Settle the ready messages one by one: unacked ones are between them."""
         size = queue.ready_bytes
         for level in self._levels:
@@ -510,7 +526,7 @@ class PriorityOrder(ReadyOrder):
             size -= share
             left -= 1
 
-    def drop_unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
+    def drop_unwritten(self, queue: Queue, ranges: list[tuple[int, int]]) -> None:
         for level in self._levels:
             kept: deque[QueueEntry] = deque()
             for entry in level.hot:
@@ -536,7 +552,7 @@ class PriorityOrder(ReadyOrder):
                         level.cold_count -= 1
                         queue.ready_count -= 1
 
-    def clear(self, queue: QueueBase) -> None:
+    def clear(self, queue: Queue) -> None:
         self._end_scan()
         for search in self.indexes:
             search.clear()

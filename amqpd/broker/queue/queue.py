@@ -70,45 +70,6 @@ def with_delivery_count(entry: QueueEntry, message: Message) -> Message:
     return make_message(message.envelope, properties, message.body(), message.persistent, info)
 
 
-def attach_consumer(queue: Queue, consumer: Consumer) -> None:
-    """Add a consumer; the queue serves it from the next dispatch on. The caller has checked its arguments."""
-    order = queue.order
-    order.add_consumer(queue, consumer)
-    if consumer.arguments.selector is not None and isinstance(order, FifoOrder):
-        queue.use_filtered_order()
-    if queue.filters is not None:
-        queue.filters.add_consumer(consumer)
-    queue.add_consumer(consumer)
-
-
-def detach_consumer(queue: Queue, consumer: Consumer) -> None:
-    """Remove a consumer. Its unacked deliveries stay with its channel."""
-    queue.order.remove_consumer(queue, consumer)
-    if queue.filters is not None:
-        queue.filters.remove_consumer(consumer)
-    queue.remove_consumer(consumer)
-
-
-def apply_retention(host: QueueServices, backing: QueueStore, rules: QueueConfig) -> None:
-    """Set how long the queue's log keeps settled messages (x-retain); the rules may end this, too."""
-    store = backing.store
-    if store is not None and not backing.spilled:
-        host.set_acked_retention(store, rules.retain_ms, rules.retain_bytes)
-
-
-def enqueue_retained(queue: QueueBase, backing: QueueStore, order: ReadyOrder, message: Message) -> bool:
-    """Append a message to a queue with x-retain and schedule a dispatch. Return False if the log has failed."""
-    queue.published_count += 1
-    if message.info is not None and message.info.expiration is not None:
-        queue.track_expiration(message)
-    offset = backing.append(message)
-    if offset < 0:
-        return False
-    order.add(queue, message, offset)
-    queue.schedule_dispatch()
-    return True
-
-
 class Queue(QueueBase):
     """A queue of a vhost. `GroupedQueue` (grouped_queue.py) is the class of queues with groups.
 
@@ -154,7 +115,7 @@ class Queue(QueueBase):
             self.order = GroupedOrder(self.backing, rules.group_by)
         else:
             self.order = FifoOrder(self.backing)
-        self.opening = None if store is None else LogOpening(self, store, host.open_soon)
+        self.opening = None if store is None else LogOpening(self, store, host.opener)
         self.dead_letters_logged_count: i64 = 0
         self.getters: list[Callable[[], object]] = []
         self.filters: FilteredConsumers | None = None
@@ -181,14 +142,16 @@ class Queue(QueueBase):
             for consumer in self.consumers:
                 consumer.apply_timeout(rules.consumer_timeout_ms)
         if self.logged and (rules.retains or self.rules.retains):
-            apply_retention(self.host, self.backing, rules)
+            store = self.backing.store
+            if isinstance(store, LocalLog):
+                self.host.storage.retain(store, rules.retain_ms, rules.retain_bytes)
         self.rules = rules
         if self.expiry is None and rules.ttl_ms >= 0:
-            self.expiry = MessageTtl(self, self.host, -1)
+            self.expiry = MessageTtl(self, self.host)
         expiry = self.expiry
         if expiry is not None and expiry.ttl_ms != rules.ttl_ms:
             if expiry.ttl_ms < 0 and self.ready_count > 0:
-                self.order.stamp_arrival(expiry.now_ms())
+                self.order.stamp_arrival(self.host.turn.now_ms())
             expiry.apply_config(rules.ttl_ms)
         enforcement = self.enforcement
         if rules.plain and (enforcement is None or not enforcement.is_needed()):
@@ -220,13 +183,40 @@ class Queue(QueueBase):
     def track_expiration(self, message: Message) -> None:
         """Track the time to live of a message. The first call creates `expiry`."""
         if self.expiry is None:
-            self.expiry = MessageTtl(self, self.host, -1)
-        self.expiry.note_arrival(message)
+            self.expiry = MessageTtl(self, self.host)
+        if message.arrived_ms == 0 and message.logged_ms == 0:
+            message.arrived_ms = self.host.turn.now_ms()
 
     def touch(self) -> None:
         """Renew the lease of x-expires after a declaration, a basic.get, or a consumer's begin or end."""
-        if self.enforcement is not None:
-            self.enforcement.on_queue_used()
+        if self.enforcement is not None and self.enforcement.lease is not None:
+            self.enforcement.lease.renew()
+
+    def has_room(self, count: i64, size_bytes: i64) -> bool:
+        """Return whether the length limits permit so many more ready messages and body bytes.
+
+        Messages that wait for a retry count.
+        """
+        count += self.ready_count + self.delayed_count
+        return self.rules.stream or not self.rules.is_over(count, self.ready_bytes + self.delayed_bytes + size_bytes)
+
+    # -- consumers ---------------------------------------------------------------------------------------------------
+
+    def add_consumer(self, consumer: Consumer) -> None:
+        """Add a consumer, served from the next dispatch on. The caller has checked its arguments."""
+        order = self.order
+        order.add_consumer(self, consumer)
+        if consumer.arguments.selector is not None and isinstance(order, FifoOrder):
+            self.use_filtered_order()
+        if self.filters is not None:
+            self.filters.add_consumer(consumer)
+        super().add_consumer(consumer)
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        self.order.remove_consumer(self, consumer)
+        if self.filters is not None:
+            self.filters.remove_consumer(consumer)
+        super().remove_consumer(consumer)
 
     # -- the log -----------------------------------------------------------------------------------------------------
 
@@ -249,9 +239,6 @@ class Queue(QueueBase):
             done()
         else:
             self.opening.when_done(done)
-
-    def find_delayed(self, log: QueueLog) -> bool:
-        return self.opening is None or self.enforcement is None or self.enforcement.find_delayed(log)
 
     def log_opened(self, log: QueueLog) -> None:
         """Take over the log after a start: next offset, counts, and the messages that wait for their next try.
@@ -320,10 +307,11 @@ class Queue(QueueBase):
             self.published_count += 1
             offset = self.backing.append(message)
             return offset >= 0 and self.order.add(self, message, offset)
-        kept = self.rules.retains and self.logged
-        accepted = enqueue_retained(self, self.backing, self.order, message) if kept else self._enqueue_plain(message)
-        if kept:
+        if self.rules.retains and self.logged:
+            accepted = self._enqueue_retained(message)
             enforcement.on_enqueued(message, self.expiry)
+        else:
+            accepted = self._enqueue_plain(message)
         if enforcement.enforce_length() and self.expiry is not None:
             self.expiry.arm()
         return accepted
@@ -362,10 +350,22 @@ class Queue(QueueBase):
         if offset < 0:
             return False
         if not self.order.add(self, message, offset):
-            backing.spill(self.host.temporary_log(offset), message)
+            backing.spill(self.host.storage.temporary_queue(first_offset=offset), message)
         if self.expiry is not None:
             late = self.round_robin.filtered and not (backing.in_transaction and self.rules.admissions)
             self.expiry.on_ready(message, offset, late, self.rules.level_max >= 0)
+        return True
+
+    def _enqueue_retained(self, message: Message) -> bool:
+        """Append a message to a queue with x-retain and schedule a dispatch. Return False if the log has failed."""
+        self.published_count += 1
+        if message.info is not None and message.info.expiration is not None:
+            self.track_expiration(message)
+        offset = self.backing.append(message)
+        if offset < 0:
+            return False
+        self.order.add(self, message, offset)
+        self.schedule_dispatch()
         return True
 
     def enqueue_batches(self, batches: list[ClosedBatch]) -> i64:
@@ -390,10 +390,7 @@ class Queue(QueueBase):
         return first
 
     def begin_transaction(self) -> None:
-        """Begin a log transaction: after a crash all messages enqueued until `end_transaction` exist, or none."""
         self.backing.begin_transaction()
-        if self.enforcement is not None:
-            self.enforcement.begin_transaction()
 
     def end_transaction(self) -> None:
         """End the log transaction. Length limits are applied now."""
@@ -442,7 +439,7 @@ class Queue(QueueBase):
 
     def pump_failed(self, error: Exception) -> None:
         """Have the broker log an exception of `dispatch` and call it again later."""
-        self.host.pump_failed(self, error)
+        self.host.pump_retries.failed(self, error)
 
     def _pump(self) -> bool:
         """Serve the waiting basic.get commands, then the consumers, at most PUMP_COUNT_MAX messages.
@@ -503,6 +500,7 @@ class Queue(QueueBase):
             del self.getters[:called_count]
 
     def discard_if_expired(self, entry: QueueEntry) -> bool:
+        """Discard a taken entry if its time to live is over. Return whether it is."""
         over = self.expiry is not None and self.expiry.is_over(entry)
         if over:
             self.discard(entry, "expired")
@@ -579,11 +577,14 @@ class Queue(QueueBase):
         return (self.order.is_reading() or self.round_robin.halted) and self.ready_count > 0
 
     def take(self) -> QueueEntry | None:
-        return self.order.take(self)
+        """Remove and return the next ready entry with its message, or None. May wait for the disk.
 
-    def head(self) -> QueueEntry | None:
-        """Return the next ready entry and leave it in the queue. Return None also while the disk reads it."""
-        return self.order.head(self)
+        The caller settles it or counts it as unacked.
+
+        Raises:
+            OSError: the log cannot be read; the entry stays.
+        """
+        return self.order.take(self)
 
     # -- settle ------------------------------------------------------------------------------------------------------
 
@@ -597,7 +598,6 @@ class Queue(QueueBase):
             store.ack(entry.offset, entry.body_size)
 
     def reject(self, entry: QueueEntry) -> None:
-        """Discard an entry that its consumer rejected without requeue."""
         self.uncount_unacked(entry.body_size)
         self.acked_count += 1
         self.discard(entry, "rejected")
@@ -609,15 +609,13 @@ class Queue(QueueBase):
             reason: expired, maxlen, rejected or delivery_limit, as the header x-death shows it.
         """
         if self.makes_dead_letters():
-            self.host.dead_letter(self, entry, entry.message, reason)
+            self.host.dead_letters.add(self, entry, entry.message, reason)
         else:
             self.backing.settle(entry)
 
     def makes_dead_letters(self) -> bool:
+        """Return whether discarded messages go to a dead-letter exchange."""
         return self.rules.dead_letter_exchange is not None and not self.deleted
-
-    def drop_old(self, arrived_max_ms: i64, count_max: i64) -> i64:
-        return self.order.drop_expired(self, self.host, arrived_max_ms, count_max)
 
     def requeue(self, entry: QueueEntry, counts: bool, failed: bool = True) -> None:
         """Return an unacked entry to its place in the ready order. The caller dispatches after all returns.
@@ -633,7 +631,7 @@ class Queue(QueueBase):
         if self.deleted:
             return
         enforcement = self.enforcement
-        if counts and enforcement is not None and enforcement.has_reached_delivery_limit(entry):
+        if counts and 0 <= self.rules.delivery_limit <= entry.delivery_count:
             self.discard(entry, "delivery_limit")
             return
         entry.redelivered = True
@@ -645,9 +643,6 @@ class Queue(QueueBase):
         self.order.requeue(self, entry)
         if enforcement is not None:
             enforcement.enforce_length()
-
-    def make_ready(self, entry: QueueEntry) -> None:
-        self.order.requeue(self, entry)
 
     def purge(self) -> i64:
         """Remove the messages that are ready or wait for their next try. Return their number. Unacked ones stay."""
@@ -665,7 +660,7 @@ class Queue(QueueBase):
         Parts that refer to the queue are dropped, so that no reference cycle is left for the garbage collector.
         """
         if self.expiry is not None:
-            self.expiry.cancel()
+            self.host.timers.cancel(self.expiry)
             self.expiry = None  # it refers to the queue
         if self.enforcement is not None:
             self.enforcement.end()
@@ -688,6 +683,7 @@ class Queue(QueueBase):
         self.order.drop_unwritten(self, ranges)
         self.backing.forget_unwritten(ranges)
         # The sizes of dropped messages that were only in the log are unknown: use an upper bound.
-        self.ready_bytes = min(self.ready_bytes, self.backing.most_bytes(self.order.memory.hot_bytes))
+        most_bytes = self.backing.most_bytes(self.order.memory.hot_bytes) if self.ready_count > 0 else 0
+        self.ready_bytes = min(self.ready_bytes, most_bytes)
         if self.enforcement is not None:
             self.enforcement.drop_unwritten(ranges, self.order)

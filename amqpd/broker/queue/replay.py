@@ -26,15 +26,14 @@ from typing import Final, final
 from mypy_extensions import i64
 
 from amqpd.broker.consumer import QueueEntry
-from amqpd.broker.flow.loop_turn import ScanBudget
 from amqpd.broker.message import LogMessageFactory
 from amqpd.broker.queue.entry_deque import EntryDeque
 from amqpd.broker.queue.filtered import FilteredOrder, MessagePredicate
-from amqpd.broker.queue.log_reader import SETTLED
+from amqpd.broker.queue.log_reader import SETTLED, QueueLogReader
 from amqpd.broker.queue.offset_bitmap import OffsetBitmap
 from amqpd.broker.queue.priority import PriorityOrder
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.scan import SLICE_MS, QueueScan, ScanLogReader
+from amqpd.broker.queue.scan import SLICE_MS, QueueScan
 from amqpd.storage.acks.replay import AckedReplay
 from amqpd.storage.log.record import Record
 
@@ -70,34 +69,20 @@ class AckedScan(QueueScan):
             self.end = section.until
         self.position = section.begin
         self._section = section
-        self._scans = ScanBudget(queue.host.timers)
-        self._reader = ScanLogReader(wake, SETTLED)
+        self._reader = QueueLogReader(SETTLED)
         self._from_log = LogMessageFactory()
 
     def next_settled(self) -> QueueEntry | None:
         """Return the next wanted message. None at the end, when the slice is over, or while the disk is read."""
-        queue = self.queue
-        store = queue.backing.store
-        scans = self._scans
-        while not scans.is_used_up:
-            if store is None or self.position >= self.end:
-                self.ended = True
-                return None
-            record = self._reader.next(store, self.position)
+        while not self._scans.is_used_up:
+            record = self._next_record(self._reader)
             if record is None:
-                self.waits = self._reader.waits
-                self.ended = not self.waits and not self._reader.behind
                 return None
-            if record.offset >= self.end:
-                self.ended = True
-                return None
-            self.position = record.offset + 1
-            scans.step(len(record.properties))
             if self._is_outside_times(record):
                 continue
             message = self._from_log.message(record)
             if self.judge.wants(message):
-                return QueueEntry(queue, record.offset, message, True)
+                return QueueEntry(self.queue, record.offset, message, True)
         return None
 
     def _is_outside_times(self, record: Record) -> bool:
@@ -118,7 +103,7 @@ class AckedBrowse(AckedScan):
         super().__init__(queue, judge, wake, section)
         # Heap of the offsets that were given back, and the reader for them.
         self._again: list[int] = []
-        self._again_reader = ScanLogReader(wake, SETTLED)
+        self._again_reader = QueueLogReader(SETTLED)
 
     def collect(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
         """Append the next wanted messages: first those given back, then the log."""
@@ -127,7 +112,7 @@ class AckedBrowse(AckedScan):
         store = self.queue.backing.store
         while self._again and store is not None and count_max > 0 and bytes_max > 0 and not self._scans.is_used_up:
             offset: i64 = self._again[0]
-            record = self._again_reader.next(store, offset)
+            record = self._again_reader.next(store, offset, self.wake)
             if record is None and (self._again_reader.waits or self._again_reader.behind):
                 self.waits = self._again_reader.waits
                 return
@@ -243,8 +228,7 @@ class Replay(AckedScan):
             self.ended = True
         if not self.ended or self._count == 0:
             return
-        rules = queue.rules
-        if not rules.stream and rules.is_over(queue.ready_count + self._count, queue.ready_bytes + self._size_bytes):
+        if not queue.has_room(self._count, self._size_bytes):
             self._fail(f"queue '{queue.name}' would exceed its length limit with {self._count} more messages")
             return
         self.ended = False
@@ -290,7 +274,7 @@ class Replay(AckedScan):
         self._bases = rewind.bases()
         self._unsettled_again = True
         self._reader.close()
-        self._reader = ScanLogReader(self.wake)
+        self._reader = QueueLogReader()
 
     def _make_all_ready(self) -> None:
         """Collect which messages are ready, a segment at a time within a slice; then make all ready at once."""
@@ -339,7 +323,7 @@ class Replay(AckedScan):
             last: i64 = self._ranges[0][1]
             record = None
             if self._next_offset <= last:
-                record = self._reader.next(store, self._next_offset)
+                record = self._reader.next(store, self._next_offset, self.wake)
                 if record is None and self._reader.waits:
                     self.waits = True
                     break
@@ -398,7 +382,7 @@ def make_ready(queue: Queue, first: i64, last: i64, between: OffsetBitmap, count
                 hot.append(entry)
                 hot_bytes += entry.body_size
             else:
-                between.remove_range(entry.offset, entry.offset)
+                between.remove(entry.offset)
         between.add_from(ahead, behind)
         filtered.ahead = between
         filtered.hot = hot

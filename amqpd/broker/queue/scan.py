@@ -2,11 +2,10 @@
 
     BrowseScan     reads and takes nothing, also from streams; to show and to copy
     FifoScan       takes from a queue ordered by arrival, by a cursor in its `FilteredOrder` (filtered.py)
-    PriorityScan   takes from a queue with priorities
-    GroupScan      takes from a queue with groups, from locked groups, too
+    LogScan        takes from a queue with priorities or groups, from locked groups, too
 
-`PriorityScan` and `GroupScan` are `LogScan`s: they look at messages that only memory has, then at the log by offset. An
-index (scan_index.py) tells them what is in memory.
+`LogScan` looks at messages that only memory has, then at the log by offset. An index (scan_index.py) tells it what is
+in memory. It does not look at messages that were requeued below its position.
 
 A search ends at the messages that were in the queue when it began. Unacked messages are not taken. If one is requeued
 during the search, `FifoScan` looks at it. A taken message counts as unacked without a consumer. The log marks it as
@@ -26,15 +25,13 @@ from amqpd.broker.flow.loop_turn import ScanBudget
 from amqpd.broker.message import LogMessageFactory, Message
 from amqpd.broker.queue.filtered import NOTHING, FilterCursor, FilteredOrder, MessagePredicate, free_bit
 from amqpd.broker.queue.grouped_order import GroupedOrder
-from amqpd.broker.queue.log_reader import LIVE, SAFE, SETTLED, QueueLogReader
-from amqpd.broker.queue.message_groups import GroupNode
+from amqpd.broker.queue.log_reader import LIVE, SAFE, QueueLogReader
 from amqpd.broker.queue.priority import PriorityOrder
 from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.ready_order import SearchableOrder
 from amqpd.broker.queue.scan_index import MemoryIndex
-from amqpd.broker.queue.services import COLD_READ_BYTES
 from amqpd.routing.selector import MATCHES_ALL
 from amqpd.storage.log.record import Record
-from amqpd.storage.queue_log import QueueLog
 
 # Time limit of one call of `collect`.
 SLICE_MS: Final = 2
@@ -67,6 +64,25 @@ class QueueScan:
         self.waits = False
         self.committed = False
         self.done_count: i64 = 0
+        self._scans = ScanBudget(queue.host.timers)
+
+    def _next_record(self, reader: QueueLogReader) -> Record | None:
+        """Return the next record of the log and move behind it. None at the end, or if the search must wait."""
+        store = self.queue.backing.store
+        if store is None or self.position >= self.end:
+            self.ended = True
+            return None
+        record = reader.next(store, self.position, self.wake)
+        if record is None:
+            self.waits = reader.waits
+            self.ended = not reader.waits and not reader.behind
+        elif record.offset >= self.end:
+            self.ended = True
+            record = None
+        else:
+            self.position = record.offset + 1
+            self._scans.step(len(record.properties))
+        return record
 
     def collect(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
         """Append the next wanted messages to `entries`, in order. Works for SLICE_MS at most.
@@ -127,8 +143,7 @@ class BrowseScan(QueueScan):
         self._begin = begin
         self._ready_only = ready_only
         self._from_log = LogMessageFactory()
-        self._scans = ScanBudget(queue.host.timers)
-        self._reader = ScanLogReader(wake, SAFE if queue.rules.stream else LIVE)
+        self._reader = QueueLogReader(SAFE if queue.rules.stream else LIVE)
         self._returned: list[QueueEntry] = []
         self._memory = [entry for entry in queue.order.in_memory() if not queue.backing.is_logged(entry.offset)]
         self._memory.sort()
@@ -183,19 +198,9 @@ class BrowseScan(QueueScan):
                 return
             ready = ReadySpan(queue, self.position)
         while not scans.is_used_up:
-            if store is None or self.position >= self.end:
-                self.ended = True
+            record = self._next_record(self._reader)
+            if record is None or store is None:
                 return
-            record = self._reader.next(store, self.position)
-            if record is None:
-                self.waits = self._reader.waits
-                self.ended = not self.waits
-                return
-            if record.offset >= self.end:
-                self.ended = True
-                return
-            self.position = record.offset + 1
-            scans.step(len(record.properties))
             if record.timestamp_ms < self._begin_ms:
                 continue
             if ready is not None:
@@ -233,51 +238,6 @@ class BrowseScan(QueueScan):
     def close(self) -> None:
         self._reader.close()
         self._memory.clear()
-
-
-@final
-class ScanLogReader:
-    """Position of a search in a log, which returns one record at a time.
-
-    Attributes:
-        waits: the disk is being read; `wake` is called when it has delivered.
-        behind: only for SETTLED: `next` passed many unsettled records and returned None; call it again.
-
-    Args:
-        kind: LIVE, SAFE or SETTLED (log_reader.py).
-    """
-
-    def __init__(self, wake: Callable[[], None], kind: i64 = LIVE) -> None:
-        self.waits = False
-        self.behind = False
-        self._wake = wake
-        self._reader = QueueLogReader(kind)
-        self._asked: i64 = 0
-
-    def next(self, store: QueueLog, offset: i64) -> Record | None:
-        """Return the first record from `offset` on; None if there is none, or if `waits` or `behind` is set.
-
-        Raises:
-            OSError: the log cannot be read.
-
-        Cost: Low while offsets ascend; a lower offset reads again.
-        """
-        reader = self._reader
-        if reader.log is not store or offset < self._asked:
-            reader.forget()
-        self._asked = offset
-        self.waits = False
-        record = reader.record(offset)
-        if record is None:
-            before = offset if reader.read_offset < offset else reader.read_offset
-            self.waits = not reader.read_on(store, offset, COLD_READ_BYTES, self._wake)
-            record = reader.record(offset)
-            self.behind = record is None and reader.kind == SETTLED and reader.read_offset > before
-        return record
-
-    def close(self) -> None:
-        """Release the memory."""
-        self._reader.close()
 
 
 @final
@@ -330,7 +290,6 @@ class FifoScan(TakingScan):
     def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None]) -> None:
         super().__init__(queue, judge, wake)
         self._order: FilteredOrder = queue.use_filtered_order().order
-        self._scans = ScanBudget(queue.host.timers)
         cursor = FilterCursor(MATCHES_ALL, free_bit(self._order.cursors))
         cursor.judge = judge
         cursor.arrived = wake
@@ -400,50 +359,32 @@ class FifoScan(TakingScan):
             self.queue.schedule_dispatch()  # changes back to the FIFO order if possible
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
+@final
 class LogScan(TakingScan):
-    """Base class of searches through memory, then through the log by offset.
+    """Search of a queue with priorities or groups: through memory, then through the log by offset.
 
     A message that `return_message` returned below the position is looked at again.
     """
 
-    def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None]) -> None:
+    def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None], order: SearchableOrder) -> None:
         super().__init__(queue, judge, wake)
-        self._scans = ScanBudget(queue.host.timers)
-        self._reader = ScanLogReader(wake)
+        self._order = order
+        self._reader = QueueLogReader()
         self._from_memory = True
         self._index = MemoryIndex(queue.backing, self.end)
-
-    # -- access to the ready order, for subclasses
-
-    def _begin_slice(self) -> bool:
-        """Prepare the ready order. Return False if nothing can be looked at now."""
-        return True
-
-    def _has_logged(self, record: Record) -> bool:
-        """Return whether a message that is not in memory is ready."""
-        raise NotImplementedError
-
-    def _take_logged(self, record: Record) -> QueueEntry:
-        """Take a message that is ready and only in the log."""
-        raise NotImplementedError
-
-    def _want(self, entry: QueueEntry, message: Message) -> None:
-        """Note an entry in memory, perhaps without its message, to be taken at the end of the slice."""
-        raise NotImplementedError
-
-    def _end_slice(self) -> None:
-        """Take the noted entries."""
-        raise NotImplementedError
-
-    # -- a slice
+        # Entries in memory to take at the end of the present slice, with their messages.
+        self._wanted: dict[QueueEntry, Message] = {}
+        order.begin_search(self._index)
 
     def collect(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
         """Take the next wanted messages: see `QueueScan.collect`. A slice looks at memory or at the log only."""
-        queue = self.queue
+        order = self._order
         self.waits = False
         self._scans.begin_slice(SLICE_MS)
-        if not self._begin_slice() or not self._index.fill(self._scans):
+        if not order.begin_slice(self.queue):
+            self.waits = order.is_reading()
+            return
+        if not self._index.fill(self._scans):
             return
         found: list[QueueEntry] = []
         try:
@@ -452,7 +393,16 @@ class LogScan(TakingScan):
             else:
                 self._search_log(found, count_max, bytes_max)
         finally:
-            self._end_slice()
+            self._give_out(found, entries)
+
+    def _give_out(self, found: list[QueueEntry], entries: list[QueueEntry]) -> None:
+        """Take the wanted entries out of memory, and append all that were found to `entries`."""
+        queue = self.queue
+        if self._wanted:
+            self._order.take_held(queue, self._wanted, self._index)
+            for entry, message in self._wanted.items():
+                entry.message = message
+            self._wanted = {}
         for entry in found:
             if queue.discard_if_expired(entry):
                 continue
@@ -483,7 +433,7 @@ class LogScan(TakingScan):
             heappop(alone)
             self.position = offset + 1
             if wanted:
-                self._want(entry, message)
+                self._wanted[entry] = message
                 found.append(entry)
                 bytes_max -= entry.body_size
         self._from_memory = False
@@ -494,24 +444,13 @@ class LogScan(TakingScan):
     def _search_log(self, found: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
         """Search the log by offset. The index tells which messages are also in memory."""
         queue = self.queue
-        scans = self._scans
-        store = queue.backing.store
-        while not scans.is_used_up:
-            if store is None or self.position >= self.end:
-                self.ended = True
-                return
-            record = self._reader.next(store, self.position)
+        order = self._order
+        while not self._scans.is_used_up:
+            record = self._next_record(self._reader)
             if record is None:
-                self.waits = self._reader.waits
-                self.ended = not self.waits
                 return
-            if record.offset >= self.end:
-                self.ended = True
-                return
-            self.position = record.offset + 1
-            scans.step(len(record.properties))
             entry = self._index.entries.get(record.offset)
-            if entry is None and not self._has_logged(record):
+            if entry is None and not order.is_ready_in_log(record):
                 continue
             message = queue.backing.message(record)
             if not self.judge.wants(message):
@@ -520,9 +459,9 @@ class LogScan(TakingScan):
                 self.position = record.offset  # look at it again when there is room
                 return
             if entry is None:
-                entry = self._take_logged(record)
+                entry = order.take_from_log(queue, record)
             else:
-                self._want(entry, message)
+                self._wanted[entry] = message
             found.append(entry)
             bytes_max -= entry.body_size
 
@@ -535,82 +474,4 @@ class LogScan(TakingScan):
 
     def close(self) -> None:
         self._reader.close()
-
-
-@final
-class PriorityScan(LogScan):
-    """Search of a queue with priorities, all levels. Messages requeued below the position are not looked at."""
-
-    def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None]) -> None:
-        super().__init__(queue, judge, wake)
-        order = queue.order
-        assert isinstance(order, PriorityOrder)
-        self._order = order
-        # Entries in memory to take at the end of the present slice.
-        self._wanted: dict[QueueEntry, None] = {}
-        self._index.begin(order.in_memory(), [])
-        order.indexes.append(self._index)
-
-    def _begin_slice(self) -> bool:
-        order = self._order
-        if not order.is_next_in_memory(self.queue):
-            self.waits = True  # its index is being built
-            return False
-        return order.cool()
-
-    def _has_logged(self, record: Record) -> bool:
-        return self._order.is_cold(record.offset)
-
-    def _take_logged(self, record: Record) -> QueueEntry:
-        return self._order.take_cold(self.queue, record)
-
-    def _want(self, entry: QueueEntry, message: Message) -> None:
-        entry.message = message
-        self._wanted[entry] = None
-
-    def _end_slice(self) -> None:
-        if self._wanted:
-            self._order.take_held(self.queue, self._wanted)
-            self._wanted = {}
-
-    def close(self) -> None:
-        super().close()
-        if self._index in self._order.indexes:
-            self._order.indexes.remove(self._index)
-
-
-@final
-class GroupScan(LogScan):
-    """Search of a queue with groups."""
-
-    def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None]) -> None:
-        super().__init__(queue, judge, wake)
-        order = queue.order
-        assert isinstance(order, GroupedOrder)
-        self._order = order
-        # Entries in memory to take at the end of the present slice.
-        self._wanted: list[GroupNode] = []
-        self._index.begin([], order.window.nodes())
-        order.window.indexes.append(self._index)
-
-    def _has_logged(self, record: Record) -> bool:
-        return self._order.is_ready_in_log(record)
-
-    def _take_logged(self, record: Record) -> QueueEntry:
-        return self._order.take_from_log(self.queue, record)
-
-    def _want(self, entry: QueueEntry, message: Message) -> None:
-        node = self._index.nodes[entry.offset]
-        self._order.log.set_message(node, message)
-        self._wanted.append(node)
-
-    def _end_slice(self) -> None:
-        if self._wanted:
-            self._order.take_from_memory(self.queue, self._wanted)
-            self._wanted = []
-
-    def close(self) -> None:
-        super().close()
-        if self._index in self._order.window.indexes:
-            self._order.window.indexes.remove(self._index)
-        self._order.end_search()
+        self._order.end_search(self._index)

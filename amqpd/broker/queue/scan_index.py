@@ -81,7 +81,6 @@ class MemoryIndex:
         return True
 
     def add_ready(self, offset: i64, entry: QueueEntry, node: GroupNode | None) -> None:
-        """Add a message that is ready in memory."""
         if offset < 0 or offset >= self._end:
             return
         self.entries[offset] = entry

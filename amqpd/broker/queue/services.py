@@ -1,7 +1,7 @@
 """Services of the broker for queues, and the memory windows of all queues.
 
-A queue calls its `QueueServices` and therefore imports neither vhost nor broker. The broker's implementation is
-broker/queue_services.py; one object serves all queues of a vhost. A test can pass its own.
+A queue calls its `QueueServices` and therefore imports neither vhost nor broker. One object serves all queues of a
+vhost.
 
 A queue with a log keeps a window of its ready messages in memory (ready_order.py). Up to QUEUES_FULL queues have
 a window of full size. With more queues the windows shrink, down to a minimum: a thousand queues with backlogs use about
@@ -10,19 +10,20 @@ a window of full size. With more queues the windows shrink, down to a minimum: a
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.broker.consumer import QueueBase, QueueEntry
-from amqpd.broker.delay_hook import DelayHook
+from amqpd.broker.consumer import DelayHooks, QueueEntry
 from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.message import Message
-from amqpd.broker.queue.log_opening import LogOpening
-from amqpd.storage.acks.replay import AckedReplay
-from amqpd.storage.queue_log import QueueLog
-from amqpd.storage.retention_policy import RetentionPolicy
+from amqpd.broker.queue.log_opener import FailedQueueRetry, LogOpener
+from amqpd.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
 
 QUEUES_FULL: Final = 32
 COUNT_MAX: Final = 4096
@@ -95,7 +96,55 @@ class MemoryWindows:
         window.bytes_max = self.bytes_max
 
 
+class DeadLetterSink:
+    """Base class of `DeadLetterPublisher` (publish/dead_letter.py): queues are below that package."""
+
+    def add(self, queue: Queue, entry: QueueEntry | None, message: Message | None, reason: str) -> None:
+        """Publish a message to the queue's dead-letter exchange soon. Cost: O(1).
+
+        Args:
+            entry: settled in the queue's log when the targets are safe; None if the message was never in the queue.
+            message: None if only the log has it.
+        """
+        raise NotImplementedError
+
+    def add_range(self, queue: Queue, first: i64, last: i64, reason: str) -> None:
+        """Publish all unsettled messages with these offsets, ends included. Only the queue's log has them.
+
+        No message below `first` may be ready.
+        """
+        raise NotImplementedError
+
+    def is_behind(self) -> bool:
+        """Return whether too many dead letters wait in memory, so that expiry and length limits must pause."""
+        raise NotImplementedError
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
+class OffsetStore:
+    """Base class of `ConsumerOffsets` (vhost/consumer_offsets.py): stored offsets of named stream consumers.
+
+    A stored offset is the *next* one to read.
+    """
+
+    def admit(self, queue_id: str, name: str) -> bool:
+        """Admit a new consumer. Return False if the queue has too many other names: it then stores no offset."""
+        raise NotImplementedError
+
+    def get(self, queue_id: str, name: str) -> int | None:
+        """Return the next offset to read; None if the name has none."""
+        raise NotImplementedError
+
+    def put(self, queue_id: str, name: str, offset: int) -> None:
+        """Store the offset of an admitted consumer: it has acked everything below. Cost: under 1 us."""
+        raise NotImplementedError
+
+    def settle(self, queue_id: str, name: str) -> None:
+        """Write the changed offsets in this loop turn, because a consumer ends."""
+        raise NotImplementedError
+
+
+@final
 class QueueServices:
     """The broker as the queues of one vhost see it.
 
@@ -103,96 +152,36 @@ class QueueServices:
         turn: dispatches queues at the end of the loop turn.
         timers: the clock, and the timers of time to live and leases.
         windows: the memory windows of all queues of the broker.
+        opener: opens logs after a start.
+        pump_retries: retries queues whose dispatch failed.
+        expire: deletes a queue whose lease is over (x-expires). rabbit: its messages are not dead-lettered.
+        delays: the delayed messages of exchanges.
     """
 
-    def __init__(self, vhost_name: str, vhost_id: str, turn: LoopTurn, timers: Timers, windows: MemoryWindows) -> None:
+    def __init__(
+        self,
+        vhost_name: str,
+        vhost_id: str,
+        turn: LoopTurn,
+        timers: Timers,
+        windows: MemoryWindows,
+        storage: Storage,
+        opener: LogOpener,
+        pump_retries: FailedQueueRetry,
+        dead_letters: DeadLetterSink,
+        stored_offsets: OffsetStore,
+        expire: Callable[[Queue], object],
+        delays: DelayHooks,
+    ) -> None:
         self.vhost_name = vhost_name
         self.vhost_id = vhost_id
         self.turn = turn
         self.timers = timers
         self.windows = windows
-
-    def open_soon(self, opening: LogOpening) -> bool:
-        """Begin or continue to open a log.
-
-        Returns: True if the log is open or cannot be opened; otherwise `opening.end` is called later.
-        """
-        raise NotImplementedError
-
-    def pump_failed(self, queue: QueueBase, error: Exception) -> None:
-        """Log an exception of `dispatch` (a read error or a bug), and dispatch the queue again later."""
-        raise NotImplementedError
-
-    def temporary_log(self, start_offset: i64) -> QueueLog:
-        """Create a log that is never synced and ends with the process. Its first record gets `start_offset`."""
-        raise NotImplementedError
-
-    def declare_export(self, log: QueueLog, name: str, bytes_max: int | None) -> None:
-        """Keep settled messages in the log until the export `name` has read them (x-export).
-
-        Args:
-            bytes_max: limit of what is kept; None for the default.
-        """
-        raise NotImplementedError
-
-    def set_acked_retention(self, log: QueueLog, max_age_ms: i64, max_bytes: i64) -> None:
-        """Keep settled messages in the log up to an age and a size (x-retain).
-
-        Args:
-            max_age_ms, max_bytes: -1 for no such limit. If both are -1, nothing is kept any more.
-        """
-        raise NotImplementedError
-
-    def rewinder(self, log: QueueLog) -> AckedReplay:
-        """Return the object that makes settled messages of the log ready again."""
-        raise NotImplementedError
-
-    def set_stream_retention(self, log: QueueLog, policy: RetentionPolicy) -> None:
-        """Set the retention policy of a stream's log."""
-        raise NotImplementedError
-
-    def admit_name(self, queue_id: str, name: str) -> bool:
-        """Return whether a consumer of this name may store its offset. False if the queue has too many names."""
-        raise NotImplementedError
-
-    def stored_offset(self, queue_id: str, name: str) -> i64:
-        """Return the next offset of the named consumer, or -1 if none is stored."""
-        raise NotImplementedError
-
-    def store_offset(self, queue_id: str, name: str, offset: i64) -> None:
-        """Store that the named consumer acked all offsets below `offset`. Written later with others. Cost: 1 us."""
-        raise NotImplementedError
-
-    def settle_offset(self, queue_id: str, name: str) -> None:
-        """Write the stored offset in this turn: a consumer of this name has ended."""
-        raise NotImplementedError
-
-    def delay_hook(self, exchange: str) -> DelayHook:
-        """Return the delayed messages of the named exchange."""
-        raise NotImplementedError
-
-    def end_delays(self) -> list[QueueLog]:
-        """Drop all delayed messages of a deleted vhost. Return their logs; the caller removes them."""
-        raise NotImplementedError
-
-    def expire(self, queue: QueueBase) -> None:
-        """Delete a queue whose lease is over (x-expires).
-
-        rabbit: its messages are not dead-lettered.
-        """
-        raise NotImplementedError
-
-    def dead_letter(self, queue: QueueBase, entry: QueueEntry | None, message: Message | None, reason: str) -> None:
-        """Publish a message to the queue's dead-letter exchange soon.
-
-        `entry` is settled in its log when the targets have the message safely.
-        """
-        raise NotImplementedError
-
-    def dead_letter_range(self, queue: QueueBase, first: i64, last: i64, reason: str) -> None:
-        """Dead-letter all messages between these offsets, ends included, that only the queue's log has."""
-        raise NotImplementedError
-
-    def dead_letters_behind(self) -> bool:
-        """Return whether too many dead letters wait, so that expiry and length limits must pause."""
-        raise NotImplementedError
+        self.storage = storage
+        self.opener = opener
+        self.pump_retries = pump_retries
+        self.dead_letters = dead_letters
+        self.stored_offsets = stored_offsets
+        self.expire = expire
+        self.delays = delays

@@ -103,13 +103,11 @@ class QueueStore:
         self.spilled = False
 
     def begin_transaction(self) -> None:
-        """Begin a transaction of the log, if there is one."""
         self.in_transaction = True
         if self.store is not None:
             self.store.begin_transaction()
 
     def end_transaction(self) -> None:
-        """End the transaction."""
         self.in_transaction = False
         if self.store is not None:
             self.store.end_transaction()
@@ -158,7 +156,6 @@ class QueueStore:
         return self.store is not None and offset >= self.log_start
 
     def settle(self, entry: QueueEntry) -> None:
-        """Settle the entry's message in the log."""
         store = self.store
         if store is not None and entry.offset >= self.log_start:
             store.ack(entry.offset, entry.body_size)
@@ -203,17 +200,12 @@ class QueueStore:
             log.warning("queue %r: a returned message could not be read: %s", entry.queue.name, error)
 
     def message(self, record: Record) -> Message:
-        """Return a record of the log as a message."""
-        from_log = self._from_log
-        if from_log is None:
-            from_log = LogMessageFactory()
-            self._from_log = from_log
-        return from_log.message(record)
+        if self._from_log is None:
+            self._from_log = LogMessageFactory()
+        return self._from_log.message(record)
 
     def envelope(self, exchange: bytes, routing_key: bytes) -> MessageRoute:
         """Return the route object that all messages of this route read from the log share."""
-        from_log = self._from_log
-        if from_log is None:
-            from_log = LogMessageFactory()
-            self._from_log = from_log
-        return from_log.envelope(exchange, routing_key)
+        if self._from_log is None:
+            self._from_log = LogMessageFactory()
+        return self._from_log.envelope(exchange, routing_key)

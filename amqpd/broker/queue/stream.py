@@ -16,7 +16,8 @@ the end of the log. So it does not take the turns of others.
 A delivery's source is its reader. An ack gives credit and settles nothing. Nothing is returned to the stream: a
 consumer reads unacked records again when it, or a consumer with its name, begins at the stored offset. The committed
 offset is known for readers with a name (x-stream-consumer-name) and for those of a single active consumer queue. A
-dispatch stores the offset of a name, once for any number of acks. If two readers use one name, the later one counts.
+dispatch stores the offset of a name, once for any number of acks. If several readers use one name, the one that began
+last counts. When it has ended, the others can store a higher offset. A waiting single active consumer has not begun.
 
 Memory is bounded: chunks by the stream's memory window, cursors (256 KiB at most each) by CURSORS_MAX. A chunk is
 smaller if there are more readers, and it keeps the batches of its records in memory. Of a batch above 64 KiB it keeps
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
@@ -42,9 +43,13 @@ from amqpd.broker.queue.services import BYTES_MAX, QueueServices
 from amqpd.broker.queue.store import QueueStore
 from amqpd.broker.queue.stream_filter import RecordView, filter_of
 from amqpd.broker.stream_message import AGO, FIRST, LAST, NEXT, OFFSET, TIME, StreamDeliveryEncoder, StreamStart
+from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordViews
 from amqpd.storage.queue_log import Cursor, QueueLog
 from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
+
+if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
 
 # A chunk and its encoded deliveries should fit the processor's near caches.
 SLICE_BYTES_MAX: Final = 64 * 1024
@@ -204,6 +209,8 @@ DISK: Final = 2  # the disk is being read
 FULL: Final = 3  # the consumer takes no more
 # A reader's share: records delivered or skipped before the next reader is served.
 SHARE_COUNT: Final = 256
+NAMES_MAX: Final = 10_000
+"""Names of which a stream knows the last reader. As many have a stored offset."""
 ACKED_MAX: Final = 1024
 """Offsets acked above an unacked one that a reader remembers, if it does not have as many unacked ones."""
 _FROM_NOW: Final = StreamStart(NEXT)
@@ -214,7 +221,8 @@ class SharedReaderState:
     """State that the readers of one stream share.
 
     Attributes:
-        names: the reader that stores the offset of each name.
+        names: for the last NAMES_MAX names, the number of the reader that began last; negative if it has ended.
+        begun_count: readers with a name that have begun. It numbers them.
         moved: readers whose committed offset must be stored.
         resting: readers at the high watermark.
         line_offset: where the next single active consumer continues; -1 if none has read yet.
@@ -222,7 +230,8 @@ class SharedReaderState:
 
     def __init__(self, slices: LogChunks) -> None:
         self.slices: Final = slices
-        self.names: dict[str, StreamReader] = {}
+        self.names: dict[str, int] = {}
+        self.begun_count = 0
         self.moved: list[StreamReader] = []
         self.resting: dict[StreamReader, None] = {}
         self.line_offset: i64 = -1
@@ -240,9 +249,7 @@ class StreamReader(QueueBase):
         looked_count: the number of records that the last share looked at.
     """
 
-    def __init__(
-        self, shared: SharedReaderState, queue: QueueBase, log: QueueLog, consumer: Consumer, stored: i64
-    ) -> None:
+    def __init__(self, shared: SharedReaderState, queue: Queue, log: QueueLog, consumer: Consumer, stored: i64) -> None:
         super().__init__(queue.name, queue.vhost_name)
         self.kind = queue.kind
         self.logged = True  # a delivery keeps no message in memory
@@ -269,8 +276,7 @@ class StreamReader(QueueBase):
         self._acked: set[int] = set()
         self._offset_changed = False
         self._tracks = self.in_line or self.consumer_name != ""
-        if self.consumer_name:
-            shared.names[self.consumer_name] = self
+        self._number = 0  # see SharedReaderState.names
 
     # -- begin
 
@@ -283,6 +289,14 @@ class StreamReader(QueueBase):
             now_ms: wall clock.
         """
         log = self._log
+        if self.consumer_name:
+            names = self._shared.names
+            self._shared.begun_count += 1
+            self._number = self._shared.begun_count
+            names.pop(self.consumer_name, None)  # the new key is the last one
+            names[self.consumer_name] = self._number
+            if len(names) > NAMES_MAX:
+                del names[next(iter(names))]
         if self.in_line and self._shared.line_offset >= 0:
             self.offset = self._shared.line_offset
             return
@@ -459,12 +473,20 @@ class StreamReader(QueueBase):
             self._offset_changed = True
             self._shared.moved.append(self)
 
-    def take_new_offset(self) -> i64:
-        """Return the offset to store under the name; -1 if another reader has the name now."""
+    def take_new_offset(self, stored: i64) -> i64:
+        """Return the offset to store under the name; -1 if there is none.
+
+        Args:
+            stored: the offset that is stored now. A replaced reader can only move it forward, and only after the end of
+                the later one.
+        """
         self._offset_changed = False
         self._skipped = False
-        owner = self._shared.names.get(self.consumer_name)
-        return self.committed() if owner is None or owner is self else -1
+        number = self._shared.names.get(self.consumer_name, self._number)
+        offset = self.committed()
+        if abs(number) == self._number or (number < 0 and offset > stored):
+            return offset
+        return -1
 
     # -- end
 
@@ -476,8 +498,8 @@ class StreamReader(QueueBase):
         shared = self._shared
         if self.in_line and self.offset >= 0:
             shared.line_offset = self.committed()
-        if self.consumer_name and shared.names.get(self.consumer_name) is self:
-            del shared.names[self.consumer_name]
+        if self.consumer_name and shared.names.get(self.consumer_name) == self._number:
+            shared.names[self.consumer_name] = -self._number
         shared.slices.readers_count -= 1
         shared.resting.pop(self, None)
         self._chunk = None
@@ -504,7 +526,7 @@ class StreamOrder(ReadyOrder):
     def __init__(self, backing: QueueStore, host: QueueServices) -> None:
         super().__init__(backing)
         self._host = host
-        self._queue: QueueBase | None = None
+        self._queue: Queue | None = None
         self._shared = SharedReaderState(LogChunks(LogMessageFactory()))
         # `_high_watermark_moved` will be called when the high watermark moves.
         self._watching = False
@@ -514,7 +536,7 @@ class StreamOrder(ReadyOrder):
 
     # -- the log
 
-    def on_log_opened(self, queue: QueueBase) -> None:
+    def on_log_opened(self, queue: Queue) -> None:
         """Watch the log: retention changes the counts."""
         store = self.backing.store
         assert store is not None  # a stream is durable
@@ -532,43 +554,43 @@ class StreamOrder(ReadyOrder):
 
     def apply_config(self, rules: QueueConfig) -> None:
         store = self.backing.store
-        if store is not None:
-            self._host.set_stream_retention(store, retention_of(rules))
+        if isinstance(store, LocalLog):
+            self._host.storage.set_policy(store, retention_of(rules))
         self.backing.compacts = "compact" in rules.cleanup
 
-    def load_head(self, queue: QueueBase) -> None:
+    def load_head(self, queue: Queue) -> None:
         """Do nothing: messages of a stream have no time to live."""
 
-    def add(self, queue: QueueBase, message: Message, offset: i64) -> bool:
+    def add(self, queue: Queue, message: Message, offset: i64) -> bool:
         """Count a new record. Readers see it when it is safe."""
         self.add_batches(queue, 1, message.body_size)
         return True
 
-    def add_batches(self, queue: QueueBase, count: i64, size_bytes: i64) -> None:
+    def add_batches(self, queue: Queue, count: i64, size_bytes: i64) -> None:
         """Count new records. size_bytes: of their bodies."""
         queue.ready_count += count
         queue.ready_bytes += size_bytes
         if not self._watching and queue.round_robin.has_ready():
             queue.schedule_dispatch()  # a consumer got credit when there was no record
 
-    def drop_unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
+    def drop_unwritten(self, queue: Queue, ranges: list[tuple[int, int]]) -> None:
         """Update the counts. No reader has seen the lost records."""
         self._recounted()
 
     # -- consumers
 
-    def add_consumer(self, queue: QueueBase, consumer: Consumer) -> None:
+    def add_consumer(self, queue: Queue, consumer: Consumer) -> None:
         """Create the reader of a consumer. It begins now; a waiting single active consumer begins on its turn."""
         store = self.backing.store
         assert store is not None  # a stream is durable
         shared = self._shared
-        stored: i64 = -1
+        stored: int | None = None
         if consumer.arguments.consumer_name:
             self._store_moved(queue)
-            stored = self._host.stored_offset(queue.id, consumer.arguments.consumer_name)
+            stored = self._host.stored_offsets.get(queue.id, consumer.arguments.consumer_name)
         if not queue.consumers:
             shared.line_offset = -1
-        reader = StreamReader(shared, queue, store, consumer, stored)
+        reader = StreamReader(shared, queue, store, consumer, -1 if stored is None else stored)
         consumer.reader = reader
         shared.slices.readers_count += 1
         if reader.filter is not None:
@@ -576,7 +598,7 @@ class StreamOrder(ReadyOrder):
         if not reader.in_line or not queue.consumers:
             reader.begin(self._host.timers.wall_ms())
 
-    def remove_consumer(self, queue: QueueBase, consumer: Consumer) -> None:
+    def remove_consumer(self, queue: Queue, consumer: Consumer) -> None:
         """End the reader and store its acked offset. The next single active consumer continues there."""
         reader = consumer.reader
         if not isinstance(reader, StreamReader):
@@ -591,23 +613,25 @@ class StreamOrder(ReadyOrder):
         name = reader.consumer_name
         if name:
             self._store_moved(queue)
-            self._host.settle_offset(queue.id, name)
+            self._host.stored_offsets.settle(queue.id, name)
         if self._shared.slices.readers_count == 0:
             self._shared.slices.close()
 
-    def _store_moved(self, queue: QueueBase) -> None:
+    def _store_moved(self, queue: Queue) -> None:
         """Store the committed offsets that have changed."""
         moved = self._shared.moved
         if moved:
             self._shared.moved = []
+            offsets = self._host.stored_offsets
             for reader in moved:
-                offset = reader.take_new_offset()
+                stored = offsets.get(queue.id, reader.consumer_name)
+                offset = reader.take_new_offset(-1 if stored is None else stored)
                 if offset >= 0:
-                    self._host.store_offset(queue.id, reader.consumer_name, offset)
+                    offsets.put(queue.id, reader.consumer_name, offset)
 
     # -- deliver
 
-    def scan(self, queue: QueueBase) -> bool:
+    def scan(self, queue: Queue) -> bool:
         """Serve the readers. Return False: `take` has nothing to return."""
         self._store_moved(queue)
         granted = False
@@ -625,7 +649,7 @@ class StreamOrder(ReadyOrder):
             self._host.turn.schedule()
         return False
 
-    def _serve(self, queue: QueueBase, granted: bool) -> bool:
+    def _serve(self, queue: Queue, granted: bool) -> bool:
         """Give one reader after the other a share.
 
         Args:
@@ -666,7 +690,7 @@ class StreamOrder(ReadyOrder):
             consumer.on_dispatch_end()  # after parking it: there may be room for it at once
         return True
 
-    def _watch_high_watermark(self, queue: QueueBase) -> None:
+    def _watch_high_watermark(self, queue: Queue) -> None:
         """Have `_high_watermark_moved` called once, unless that is pending or the log has failed."""
         store = self.backing.store
         if self._watching or store is None or store.failed:
@@ -691,18 +715,18 @@ class StreamOrder(ReadyOrder):
                 queue.round_robin.unpark(reader.consumer)
         queue.schedule_dispatch()
 
-    def on_log_resumed(self, queue: QueueBase) -> None:
+    def on_log_resumed(self, queue: Queue) -> None:
         self._queue = queue
         self._high_watermark_moved(True)
 
-    def is_next_in_memory(self, queue: QueueBase) -> bool:
+    def is_next_in_memory(self, queue: Queue) -> bool:
         return True
 
-    def take(self, queue: QueueBase) -> QueueEntry | None:
+    def take(self, queue: Queue) -> QueueEntry | None:
         """Return None: basic.get is refused."""
         return None
 
-    def head(self, queue: QueueBase) -> QueueEntry | None:
+    def head(self, queue: Queue) -> QueueEntry | None:
         return None
 
     def mark_delivered(self, store: QueueLog, offset: i64) -> None:
@@ -710,11 +734,11 @@ class StreamOrder(ReadyOrder):
 
     # -- ends
 
-    def purge(self, queue: QueueBase) -> None:
+    def purge(self, queue: Queue) -> None:
         """Refuse: other consumers may not have read the records."""
         raise NotImplementedError
 
-    def clear(self, queue: QueueBase) -> None:
+    def clear(self, queue: Queue) -> None:
         self._shared.slices.close()
         self._shared.resting.clear()
         self._shared.moved.clear()

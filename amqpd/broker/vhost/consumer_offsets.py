@@ -1,6 +1,6 @@
 """Stored offsets of named stream consumers.
 
-A stored offset is the *next* one to read, as in Kafka. Memory is authoritative while the broker runs.
+Memory is authoritative while the broker runs.
 
 `put` is for acks. It costs one look-up and writes nothing. Changed offsets are written together every WRITE_S, one row
 per consumer; and at once when a consumer ends (`settle`) or the broker stops (`flush`). So a crash sets an offset
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
+from amqpd.broker.queue.services import OffsetStore
 from amqpd.broker.vhost.pending import Commit, Done
 from amqpd.storage.filesystem import Clock
 from amqpd.storage.metadata.rows import Change, Delete, Put, StoredOffsetRow
@@ -46,7 +47,7 @@ class StoredOffset(NamedTuple):
     time_ms: int
 
 
-class ConsumerOffsets:
+class ConsumerOffsets(OffsetStore):
     """The stored offsets of one broker. `commit` is `MetadataStore.submit`."""
 
     def __init__(
@@ -70,7 +71,6 @@ class ConsumerOffsets:
             self._of.setdefault(row.queue_id, {})[row.name] = StoredOffset(row.offset, row.time_ms)
 
     def get(self, queue_id: str, name: str) -> int | None:
-        """Return the next offset to read; None if the name has none."""
         stored = self._of.get(queue_id, _NONE).get(name)
         return None if stored is None else stored.offset
 
@@ -81,18 +81,13 @@ class ConsumerOffsets:
     # -- consumers ---------------------------------------------------------------------------------------------------
 
     def admit(self, queue_id: str, name: str) -> bool:
-        """Admit a new consumer. Return False if the queue has NAMES_MAX other names: it then stores no offset."""
         names = self._of.setdefault(queue_id, {})
         return name in names or len(names) < NAMES_MAX
 
     def put(self, queue_id: str, name: str, offset: int) -> None:
-        """Store the offset of an admitted consumer: it has acked everything below. Ignored after `forget`.
-
-        Cost: under 1 us.
-        """
         names = self._of.get(queue_id)
         if names is None:
-            return
+            return  # after `forget`
         names[name] = StoredOffset(offset, 0)
         self._changed[queue_id, name] = None
         if not self._has_timer:
@@ -100,7 +95,6 @@ class ConsumerOffsets:
             self._call_later(WRITE_S, self._write_timer_due)
 
     def settle(self, queue_id: str, name: str) -> None:
-        """Write the changed offsets in this loop turn, because a consumer ends. Consumers share the commit."""
         if (queue_id, name) in self._changed and not self._is_flush_scheduled:
             self._is_flush_scheduled = True
             self._call_soon(self.flush)

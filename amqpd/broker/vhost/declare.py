@@ -23,7 +23,7 @@ from typing import Final
 
 from amqpd.broker.queue import arguments as queue_arguments
 from amqpd.broker.queue.factory import make_queue
-from amqpd.broker.queue.queue import Queue, detach_consumer
+from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.types import kind_of
 from amqpd.broker.stats import queue_counts
 from amqpd.broker.vhost import kafka_topics
@@ -173,7 +173,7 @@ def _mark_deleted(vhost: VHost, queue: Queue) -> None:
 
 def _cancel_consumers(queue: Queue) -> None:
     for consumer in list(queue.consumers):
-        detach_consumer(queue, consumer)
+        queue.remove_consumer(consumer)
         consumer.cancel()
     queue.dispose()
 

@@ -19,9 +19,8 @@ from typing import Final, TypeAlias
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.pending import Done, ignore_result
 from amqpd.broker.vhost.recovery import RecoveryFindings, in_parts
-from amqpd.storage.metadata.interface import MetadataStore
 from amqpd.storage.metadata.rows import Change, Delete, QueueRow, VhostRow
-from amqpd.storage.metadata.store import MetadataClosed
+from amqpd.storage.metadata.store import MetadataClosed, MetadataStore
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.storage import Storage
 

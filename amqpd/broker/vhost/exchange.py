@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
-from amqpd.broker.consumer import Versioned
-from amqpd.broker.delay_hook import DelayHook
+from amqpd.broker.consumer import DelayHook, Versioned
 from amqpd.broker.queue.argument_checks import (
     ArgumentContext,
     ArgumentSpec,

@@ -10,8 +10,7 @@ used, because a cluster has no listener for Kafka's clients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from amqpd.broker.queue.argument_checks import KAFKA_TOPIC
 from amqpd.errors import PreconditionFailed
@@ -26,40 +25,10 @@ KIND: Final = "kafka topic"
 """Kind of a reserved name."""
 
 
-class NamedQueue(Protocol):
-    """A queue, or one whose commit is pending. Only a durable queue is a topic."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def arguments(self) -> Mapping[str, object]: ...
-
-
-def topic_name(queue: NamedQueue) -> str:
+def topic_name(queue: Queue | NewQueue) -> str:
     """Return the name that this durable queue has as a topic; "" if Kafka does not allow it."""
     name = str(queue.arguments.get(ARGUMENT, queue.name))
     return name if KAFKA_TOPIC.fullmatch(name) is not None else ""
-
-
-class KafkaTopics:
-    """The queues of one vhost that have the argument, by topic."""
-
-    def __init__(self) -> None:
-        self._queues: dict[str, Queue] = {}
-
-    def get(self, topic: str) -> Queue | None:
-        return self._queues.get(topic)
-
-    def add(self, queue: Queue) -> None:
-        """Add a queue that has the argument. The first one of a topic keeps it."""
-        self._queues.setdefault(str(queue.arguments[ARGUMENT]), queue)
-
-    def remove(self, queue: Queue) -> None:
-        """Remove a queue that has the argument, if it has the topic."""
-        topic = str(queue.arguments[ARGUMENT])
-        if self._queues.get(topic) is queue:
-            del self._queues[topic]
 
 
 def check_topic(names: Namespace, asked: QueueDeclaration) -> None:

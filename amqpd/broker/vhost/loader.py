@@ -190,7 +190,7 @@ def _unload_steps(vhost: VHost) -> Iterator[None]:
         exchange.deleted = True
         exchange.take_bindings()
         yield
-    for store in vhost.queue_host.end_delays():
+    for store in vhost.queue_host.delays.remove_vhost(vhost.name):
         store.remove()
         yield
 

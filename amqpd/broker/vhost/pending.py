@@ -145,7 +145,6 @@ class PendingRemoval:
         self.changes = changes
         self.names = names
         self.gone = gone
-        self.dropped = False  # another node does it now
 
 
 class DeclarationBudget:
@@ -202,8 +201,9 @@ class PendingDeclarations:
         self._held: dict[ObjectName, list[Done]] = {}
         # Reserved names of queues to be created, by vhost.
         self._coming_queues: dict[str, set[ObjectName]] = {}
-        # Removals whose commit failed and is repeated.
+        # Removals whose commit failed; one timer repeats them all, so that an outage logs one line per RETRY_S.
         self._failing: dict[PendingRemoval, None] = {}
+        self._has_retry_timer = False
         # New objects whose commit is pending.
         self._coming: dict[ObjectName, object] = {}
         self.budget = DeclarationBudget(call_soon, self._held)
@@ -352,15 +352,10 @@ class PendingDeclarations:
     def forget_vhost(self, vhost: str) -> None:
         """Stop all retries for a vhost and free its names: another node has taken it over."""
         for removal in [each for each in self._failing if any(name.vhost == vhost for name in each.names)]:
-            removal.dropped = True
             del self._failing[removal]
             self.free(removal.names)
 
     def _try(self, removal: PendingRemoval, done: Done | None) -> None:
-        self._failing.pop(removal, None)
-        if removal.dropped:
-            return
-
         def committed(error: BaseException | None) -> None:
             if error is None:
                 self.free(removal.names)
@@ -381,13 +376,21 @@ class PendingDeclarations:
             log.debug("the metadata closed before the removal of %s", removal.names)
 
     def _failed(self, removal: PendingRemoval, error: BaseException) -> None:
-        log.error("metadata change failed; next try in %g s: %s", RETRY_S, error)
         for name in removal.names:
             waiting, self._held[name] = self._held[name], []
             for done in waiting:
                 self._call_soon(done, error)
         self._failing[removal] = None
-        self._call_later(RETRY_S, lambda: self._try(removal, None))
+        if not self._has_retry_timer:
+            self._has_retry_timer = True
+            log.error("metadata change failed; next try in %g s: %s", RETRY_S, error)
+            self._call_later(RETRY_S, self._retry)
+
+    def _retry(self) -> None:
+        self._has_retry_timer = False
+        failing, self._failing = self._failing, {}
+        for removal in failing:
+            self._try(removal, None)
 
 
 def _do_nothing() -> None:

@@ -27,15 +27,14 @@ from amqpd.broker.vhost.deletion import DeletionQueue
 from amqpd.broker.vhost.exchange import Binding, BindingKey, Exchange, ExchangeStateHook, alternate_of, delays_of
 from amqpd.broker.vhost.kafka_topics import ARGUMENT as KAFKA_TOPIC_ARGUMENT
 from amqpd.broker.vhost.kafka_topics import KIND as KAFKA_TOPIC_KIND
-from amqpd.broker.vhost.kafka_topics import KafkaTopics
 from amqpd.broker.vhost.limit_set import NO_LIMITS, Limits
 from amqpd.broker.vhost.pending import Done, PendingDeclaration, PendingDeclarations
 from amqpd.broker.vhost.policy_table import EXCHANGE, NONE, PolicyTable, SlicedWalk
 from amqpd.broker.vhost.super_streams import SuperStreams
 from amqpd.errors import AccessRefused, NotFound, ResourceLocked
 from amqpd.routing.registry import exchange_type_factory
-from amqpd.storage.metadata.interface import MetadataStore
 from amqpd.storage.metadata.rows import VhostRow
+from amqpd.storage.metadata.store import MetadataStore
 from amqpd.storage.storage import Storage
 
 
@@ -142,7 +141,8 @@ class VHost(Namespace):
         self.work_queues: dict[str, Queue] = {}
         self.topics_version = 0  # changes with each change of these two
         self.super_streams = SuperStreams()
-        self.kafka_topics = KafkaTopics()
+        # Queues with the argument x-kafka-topic, by topic. The first one of a topic keeps it.
+        self.kafka_topics: dict[str, Queue] = {}
         self.uses_kafka_topics = False  # a queue with x-kafka-topic was declared since the start
         self.own_queues: dict[str, Queue] = {}  # the audit log (audit.py), in no list
         # Consumers behind direct reply-to keys, of all vhosts.
@@ -159,9 +159,9 @@ class VHost(Namespace):
         self.counts = VhostCounts()
         # While tracing is on: receives publishes and deliveries (broker/publish/firehose.py).
         self.firehose: TraceHook | None = None
-        # Of a test (amqpd/testing): receives them, too.
+        # Of a test (amqpd/testing): receives them, too. The firehose passes them on if there is one.
         self.recorder: TraceHook | None = None
-        # These two as one.
+        # The firehose, else the recorder.
         self.tap: TraceHook | None = None
         self.deleted = False
         self.unloaded = False  # another node serves it now
@@ -310,7 +310,7 @@ class VHost(Namespace):
             self.topics_version += 1
         if KAFKA_TOPIC_ARGUMENT in queue.arguments:
             self.uses_kafka_topics = True
-            self.kafka_topics.add(queue)
+            self.kafka_topics.setdefault(str(queue.arguments[KAFKA_TOPIC_ARGUMENT]), queue)
         if queue.logged:
             self.queue_host.windows.add(queue.order.memory)
         owner = queue.exclusive_owner
@@ -324,8 +324,9 @@ class VHost(Namespace):
         del self.queues[queue.name]
         if self.streams.pop(queue.id, None) is not None or self.work_queues.pop(queue.id, None) is not None:
             self.topics_version += 1
-        if KAFKA_TOPIC_ARGUMENT in queue.arguments:
-            self.kafka_topics.remove(queue)
+        topic = str(queue.arguments.get(KAFKA_TOPIC_ARGUMENT, ""))
+        if self.kafka_topics.get(topic) is queue:
+            del self.kafka_topics[topic]
         owner = queue.exclusive_owner
         owned = self._exclusive.get(owner)
         if owned is not None:
@@ -431,7 +432,7 @@ class VHost(Namespace):
 
     def _create_delays(self, exchange: Exchange) -> None:
         if exchange.delays and exchange.wheel is None:
-            exchange.wheel = self.queue_host.delay_hook(exchange.name)
+            exchange.wheel = self.queue_host.delays.wheel(self.name, self.id, exchange.name)
 
     def _set_alternate(self, exchange: Exchange, name: str) -> None:
         if name != exchange.alternate:

@@ -207,7 +207,7 @@ def end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done = ignore_result)
     log.info("vhost '%s' was deleted with its %d queues", vhost.name, len(vhost.queues), extra=about)
     vhosts.catalogue.events.emit("vhost.deleted", {"name": vhost.name})
     vhosts.ended(vhost)
-    delays = vhost.queue_host.end_delays()
+    delays = vhost.queue_host.delays.remove_vhost(vhost.name)
     queues = list(vhost.queues.values())
     for queue in queues:
         remove_queue(vhost, queue)
