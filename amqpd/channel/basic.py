@@ -233,7 +233,7 @@ def _reject_or_nack(channel: Channel, tag: int, multiple: bool, requeue: bool, m
         return
     entries = unacked.take(tag, multiple)
     if requeue:
-        requeue_all(channel, entries, failed)
+        channel.deliveries.requeue(entries, failed)
     else:
         reject_all(channel, entries)
 
@@ -250,7 +250,7 @@ def apply_tx_ack(channel: Channel, entry: QueueEntry, action: int) -> None:
     elif action == DISCARD:
         reject_all(channel, [entry])
     else:
-        requeue_all(channel, [entry], action == REQUEUE)
+        channel.deliveries.requeue([entry], action == REQUEUE)
 
 
 def reject_all(channel: Channel, entries: Sequence[QueueEntry]) -> None:
@@ -259,11 +259,6 @@ def reject_all(channel: Channel, entries: Sequence[QueueEntry]) -> None:
         entry.detach()  # a dead letter can keep the entry for long
         entry.queue.reject(entry)
     channel.session.turn.schedule()
-
-
-def requeue_all(channel: Channel, entries: Sequence[QueueEntry], failed: bool = True) -> None:
-    """Requeue entries. Consumers can get them in the same turn. For `failed` see `QueueBase.requeue`."""
-    channel.deliveries.requeue(entries, failed)
 
 
 def basic_recover(channel: Channel, command: BasicRecover) -> None:
@@ -280,7 +275,7 @@ def _recover(channel: Channel, requeue: bool, method: int) -> None:
         raise NotImplementedByBroker("requeue=false", method)
     for entry in channel.deliveries.unacked.entries():
         consume.reject_on_stream(entry.queue, "basic.recover", method)  # rabbit: 541
-    requeue_all(channel, channel.deliveries.unacked.take_outstanding(), False)
+    channel.deliveries.requeue(channel.deliveries.unacked.take_outstanding(), False)
 
 
 HANDLERS: dict[int, Any] = {

@@ -27,7 +27,7 @@ from amqpd.channel.consumer import ChannelConsumers
 from amqpd.channel.frame_writer import Output
 from amqpd.channel.interfaces import ChannelState, ConnectionInterface
 from amqpd.channel.stats import QueueDeliveryStats
-from amqpd.errors import AmqpError, PreconditionFailed
+from amqpd.errors import PreconditionFailed
 
 if TYPE_CHECKING:
     from amqpd.broker.consumer import QueueBase, QueueEntry
@@ -101,7 +101,7 @@ def channel_counts(channel: Channel) -> tuple[int, ...]:
     # Delivery tags begin with 1. Deliveries of direct replies are not in `had`, so no_ack is computed from the tag.
     no_ack = deliveries.next_tag - 1 - had.deliver - had.get - had.get_no_ack
     return (
-        channel.published_count,
+        channel.publisher.published_count,
         confirmed,
         *(had.deliver, no_ack, had.get, had.get_no_ack, had.redeliver, deliveries.acked_count, had.get_empty),
         *(channel.returned_count, channel.dropped_count),
@@ -283,10 +283,6 @@ class Channel(ChannelState):
             if not accepted:
                 confirms.nack()
 
-    @property
-    def published_count(self) -> i64:
-        return self.publisher.published_count
-
     def on_routed(self, route: Route, message: Message) -> None:
         """Account for a publish that went to several queues or to none. Return an unroutable mandatory message."""
         count: i64 = len(route.destinations)
@@ -313,10 +309,6 @@ class Channel(ChannelState):
             if not accepted:
                 confirms.nack()
         self.owner.finish_waiting(self)
-
-    def publish_error(self, method: bytes) -> AmqpError | None:
-        """Return the error that `publish` would raise for this method, or None. See `Publisher.publish_error`."""
-        return self.publisher.publish_error(method)
 
     def ack(self, tag: i64, multiple: bool) -> None:
         """Handle basic.ack.

@@ -210,7 +210,6 @@ class ChannelConsumer(Consumer):
         return max(self.prefetch_count - self.in_flight, 0)
 
     def output_has_room(self) -> bool:
-        """Return whether the output accepts more."""
         output = self.deliveries.output
         return not output.write_paused and output.cut_bytes < OUT_BYTES_MAX
 

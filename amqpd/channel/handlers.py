@@ -16,7 +16,6 @@ channel is closed with 406, and its unacked entries return to their queues.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from contextvars import Token
 from typing import TYPE_CHECKING, Any
 
@@ -263,15 +262,6 @@ def queue_delete(channel: Channel, command: QueueDelete) -> None:
     answer.reply(reply)
 
 
-QUEUE_HANDLERS: dict[int, Any] = {
-    methods.QUEUE_DECLARE: queue_declare,
-    methods.QUEUE_BIND: queue_bind,
-    methods.QUEUE_UNBIND: queue_unbind,
-    methods.QUEUE_PURGE: queue_purge,
-    methods.QUEUE_DELETE: queue_delete,
-}
-
-
 def channel_close(channel: Channel, _command: ChannelClose) -> None:
     release_channel(channel)
     channel.closing = True
@@ -302,7 +292,7 @@ def release_channel(channel: Channel) -> None:
         committing = channel.transaction.committing
         channel.transaction.cancel_reservations()
         channel.transaction.clear()
-    basic.requeue_all(channel, channel.deliveries.take_all_unacked(committing))
+    channel.deliveries.requeue(channel.deliveries.take_all_unacked(committing), True)
 
 
 def channel_flow(channel: Channel, command: ChannelFlow) -> None:
@@ -317,13 +307,6 @@ def access_request(channel: Channel, _command: methods.AccessRequest) -> None:
     channel.output.send(channel.number, AccessRequestOk(1))
 
 
-CHANNEL_HANDLERS: dict[int, Any] = {
-    methods.CHANNEL_CLOSE: channel_close,
-    methods.CHANNEL_FLOW: channel_flow,
-    methods.ACCESS_REQUEST: access_request,
-}
-
-
 def confirm_select(channel: Channel, command: ConfirmSelect) -> None:
     if channel.transaction is not None:
         raise PreconditionFailed("cannot switch from tx to confirm mode")
@@ -331,9 +314,6 @@ def confirm_select(channel: Channel, command: ConfirmSelect) -> None:
         channel.confirms = PublisherConfirms(channel.session.turn, channel.output, channel.number)
     if not command.no_wait:
         channel.output.send(channel.number, ConfirmSelectOk())
-
-
-CONFIRM_HANDLERS: dict[int, Any] = {methods.CONFIRM_SELECT: confirm_select}
 
 
 def exchange_declare(channel: Channel, command: ExchangeDeclare) -> None:
@@ -418,14 +398,6 @@ def exchange_unbind(channel: Channel, command: ExchangeUnbind) -> None:
     answer.reply(b"" if command.no_wait else methods.frame(channel.number, ExchangeUnbindOk()))
 
 
-EXCHANGE_HANDLERS: dict[int, Any] = {
-    methods.EXCHANGE_DECLARE: exchange_declare,
-    methods.EXCHANGE_DELETE: exchange_delete,
-    methods.EXCHANGE_BIND: exchange_bind,
-    methods.EXCHANGE_UNBIND: exchange_unbind,
-}
-
-
 def tx_select(channel: Channel, _command: TxSelect) -> None:
     if channel.confirms is not None:
         raise PreconditionFailed("cannot switch from confirm to tx mode")
@@ -498,22 +470,24 @@ def _open_transaction(channel: Channel) -> Transaction:
     return channel.transaction
 
 
-TX_HANDLERS: dict[int, Any] = {
+HANDLERS: dict[int, Any] = {
+    methods.CHANNEL_CLOSE: channel_close,
+    methods.CHANNEL_FLOW: channel_flow,
+    methods.ACCESS_REQUEST: access_request,
+    methods.EXCHANGE_DECLARE: exchange_declare,
+    methods.EXCHANGE_DELETE: exchange_delete,
+    methods.EXCHANGE_BIND: exchange_bind,
+    methods.EXCHANGE_UNBIND: exchange_unbind,
+    methods.QUEUE_DECLARE: queue_declare,
+    methods.QUEUE_BIND: queue_bind,
+    methods.QUEUE_UNBIND: queue_unbind,
+    methods.QUEUE_PURGE: queue_purge,
+    methods.QUEUE_DELETE: queue_delete,
+    **basic.HANDLERS,
+    methods.CONFIRM_SELECT: confirm_select,
     methods.TX_SELECT: tx_select,
     methods.TX_COMMIT: tx_commit,
     methods.TX_ROLLBACK: tx_rollback,
-}
-
-
-Handler = Callable[[Channel, methods.Command], None]
-
-HANDLERS: dict[int, Handler] = {
-    **CHANNEL_HANDLERS,
-    **EXCHANGE_HANDLERS,
-    **QUEUE_HANDLERS,
-    **basic.HANDLERS,
-    **CONFIRM_HANDLERS,
-    **TX_HANDLERS,
 }
 
 
@@ -587,5 +561,6 @@ def _wait_for_replies(channel: Channel) -> bool:
 
 def check_known(method: int) -> None:
     """Raise NotImplementedByBroker for a method id that AMQP 0-9-1 does not have."""
-    if methods.method_name(method)[0].isdigit():
-        raise NotImplementedByBroker(f"unknown method {method >> 16}.{method & 0xFFFF}", method)
+    name = methods.method_name(method)
+    if name[0].isdigit():
+        raise NotImplementedByBroker(f"unknown method {name}", method)

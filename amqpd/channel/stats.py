@@ -38,7 +38,6 @@ class QueueDeliveryStats:
         self.ack: i64 = 0
 
     def add_consumer(self, consumer: Consumer) -> None:
-        """Add the deliveries of a consumer."""
         self.redeliver += consumer.redelivered_count
         if consumer.no_ack:
             self.deliver_no_ack += consumer.delivered_count
@@ -77,7 +76,6 @@ class DeliveryStats:
             self._queue_stats(consumer.queue).add_consumer(consumer)
 
     def count_get(self, queue: QueueBase, no_ack: bool, redelivered: bool) -> None:
-        """Count a message taken by basic.get."""
         for had in (self.totals, self._queue_stats(queue)):
             if no_ack:
                 had.get_no_ack += 1

@@ -37,7 +37,7 @@ from amqpd.broker.publish.route import Route, refuse
 from amqpd.broker.publish.router import by_name
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.services import COUNT_MAX
-from amqpd.channel.basic import apply_tx_ack, requeue_all
+from amqpd.channel.basic import apply_tx_ack
 from amqpd.errors import InternalError, PreconditionFailed
 from amqpd.protocol import methods
 from amqpd.protocol.methods import TxCommitOk
@@ -82,31 +82,18 @@ def _reply(channel: Channel, settled: list[QueueLog], safe: bool) -> None:
             safe = False
         elif not store.local:
             remote.append(store)
-    if safe and remote:
-        RemoteLogWait(channel, len(remote)).start(remote)
-    else:
+    if not safe or not remote:
         _send_reply(channel, safe)
+        return
+    answers: list[bool] = []
 
+    def answer(settled: bool) -> None:
+        answers.append(settled)
+        if len(answers) == len(remote):
+            _send_reply(channel, all(answers))
 
-@final
-class RemoteLogWait:
-    """Waits for settlements in logs of other nodes (Kafka)."""
-
-    def __init__(self, channel: Channel, count: i64) -> None:
-        self.channel = channel
-        self._missing = count
-        self._safe = True
-
-    def start(self, logs: list[QueueLog]) -> None:
-        for store in logs:
-            store.when_acks_safe(self._on_settled)
-
-    def _on_settled(self, safe: bool) -> None:
-        self._missing -= 1
-        if not safe:
-            self._safe = False
-        if self._missing == 0:
-            _send_reply(self.channel, self._safe)
+    for store in remote:
+        store.when_acks_safe(answer)
 
 
 def _send_reply(channel: Channel, safe: bool) -> None:
@@ -426,6 +413,6 @@ class TransactionCommit:
             entries = [entry for _, entry, _ in reversed(self._settlements)]
             for entry in entries:
                 entry.in_transaction = False
-            requeue_all(channel, entries)
+            channel.deliveries.requeue(entries, True)
         self._settlements.clear()
         fail(channel)

@@ -61,15 +61,10 @@ class Unacked:
 
     def add_times(self, tag: i64, entry: QueueEntry, count: i64) -> None:
         """Add `count` deliveries of the same entry, from this tag on."""
-        if not self._entries:
-            self._base_tag = tag
-        elif len(self._entries) >= self._sparse_check_at:
-            self._check_sparse()
-        if count == 1:
-            self._entries.append(entry)
-        else:
+        self.add(tag, entry)
+        if count > 1:
             self.has_shared_entries = True
-            times: int = count
+            times: int = count - 1
             self._entries += [entry] * times
 
     def add_no_ack(self) -> None:

@@ -19,7 +19,7 @@ import logging
 import platform
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from amqpd.auth.internal_backend import AuthenticationRefused, User
 from amqpd.connection import events, peer_certificate
@@ -223,6 +223,7 @@ class ChannelZero:
             self._open(command)
         elif isinstance(command, ConnectionClose):
             self.on_client_close()
+            self._discard_input()
         else:
             raise ChannelError(f"unexpected method '{methods.method_name(method)}' in the handshake", method)
 
@@ -233,11 +234,21 @@ class ChannelZero:
             else:
                 self.connection.pending_commands.close_waits = True
                 self._set_timer(COMMANDS_WAIT_S, self._on_commands_timeout)
+            self._discard_input()
         elif isinstance(command, ConnectionUpdateSecret):
             # rabbit: nothing to do for a backend without expiring secrets
             self.connection.output.send(0, ConnectionUpdateSecretOk())
         else:
             raise ChannelError("unexpected method in connection state running", method)
+
+    def _discard_input(self) -> NoReturn:
+        """Discard the frames behind connection.close.
+
+        Raises:
+            ProcessingPaused: always. `Connection.receive` discards what arrives later.
+        """
+        self.connection.take_input()
+        raise ProcessingPaused
 
     def _on_commands_timeout(self) -> None:
         """Do a connection.close whose earlier commands take long: the metadata may be unreachable.
@@ -257,9 +268,7 @@ class ChannelZero:
 
     def _start_ok(self, command: ConnectionStartOk) -> None:
         connection = self.connection
-        connection.client_properties = dict(command.client_properties)
-        capabilities = command.client_properties.get("capabilities")
-        connection.capabilities = dict(capabilities) if isinstance(capabilities, dict) else {}
+        connection.set_client_properties(command.client_properties)
         self.mechanism = command.mechanism
         if command.mechanism not in self._mechanisms():
             raise CommandInvalid(f"unknown mechanism '{command.mechanism}'")
@@ -378,9 +387,7 @@ class ChannelZero:
     def continue_login(self, login: NegotiatedLogin) -> None:
         """Continue after the handshake that another node did, up to tune-ok. connection.open is next."""
         connection = self.connection
-        connection.client_properties = dict(login.client_properties)
-        capabilities = login.client_properties.get("capabilities")
-        connection.capabilities = dict(capabilities) if isinstance(capabilities, dict) else {}
+        connection.set_client_properties(login.client_properties)
         connection.channels.count_max = login.channel_max
         connection.set_frame_max(login.frame_max)
         connection.heartbeat_s = login.heartbeat_s

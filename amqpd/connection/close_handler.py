@@ -20,14 +20,11 @@ from mypy_extensions import i64
 
 from amqpd.channel import handlers
 from amqpd.channel.channel import Channel
-from amqpd.channel.frame_writer import Output
-from amqpd.connection.read_pause import ReadPause
 from amqpd.errors import FrameError, HardError, InternalError, NotAllowed, ResourceError, SoftError
 from amqpd.protocol import methods
-from amqpd.protocol.frame_parser import FrameParser
 
 if TYPE_CHECKING:
-    from amqpd.connection.channel_zero import ChannelZero
+    from amqpd.connection.connection import Connection
 
 
 @final
@@ -89,22 +86,14 @@ CLOSED: Final = 3
 class CloseHandler:
     """The state of one connection, and how it is closed."""
 
-    def __init__(
-        self,
-        name: str,
-        control: ChannelZero,
-        read_pause: ReadPause,
-        output: Output,
-        parser: FrameParser,
-        channels: ChannelTable,
-    ) -> None:
-        self.name = name
+    def __init__(self, connection: Connection) -> None:
+        self.name = connection.name
         self.state: i64 = HANDSHAKE
-        self._control = control
-        self._read_pause = read_pause
-        self._output = output
-        self._parser = parser
-        self._channels = channels
+        self._control = connection.control
+        self._read_pause = connection.read_pause
+        self._output = connection.output
+        self._parser = connection.parser
+        self._channels = connection.channels
 
     def set_state(self, state: i64) -> None:
         """Set the state. No other code does."""

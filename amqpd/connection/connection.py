@@ -8,6 +8,7 @@ Exceptions are caught in `Connection.run` and in pending_commands.py. `CloseHand
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
@@ -29,7 +30,6 @@ from amqpd.connection.close_handler import (
 )
 from amqpd.connection.pending_commands import (
     OFFERS_MAX,
-    PendingCommand,
     PendingCommands,
     ProcessingPaused,
     deferred_ack,
@@ -85,10 +85,8 @@ class Connection(FrameHandler):
         self.output = SocketWriter(wire, turn, self.read_pause, control)
         self.parser = FrameParser(self, sink_frame_max, broker.message_size_max_bytes)
         self.channels = ChannelTable()
-        self.close_handler = CloseHandler(name, control, self.read_pause, self.output, self.parser, self.channels)
-        self.pending_commands = PendingCommands(
-            self, turn, control, self.read_pause, self.output, self.parser, self.channels, self.close_handler
-        )
+        self.close_handler = CloseHandler(self)
+        self.pending_commands = PendingCommands(self)
         self.read_pause.on_resume = self.resume_input
         self.opened: Session | None = None
         self.client_properties: dict[str, object] = {}
@@ -111,6 +109,11 @@ class Connection(FrameHandler):
         session = self.opened
         assert session is not None  # channels exist only after connection.open
         return session
+
+    def set_client_properties(self, properties: Mapping[str, object]) -> None:
+        self.client_properties = dict(properties)
+        capabilities = properties.get("capabilities")
+        self.capabilities = dict(capabilities) if isinstance(capabilities, dict) else {}
 
     def open(self, user: User, vhost: VHost) -> None:
         self.opened = Session(self.broker, vhost, user, self.name, self.wire.peer, self.capabilities)
@@ -153,6 +156,8 @@ class Connection(FrameHandler):
         if ending.state >= CLOSING:
             self._receive_closing(data)
             return
+        if self.pending_commands.close_waits:
+            return  # nothing may follow connection.close
         if self.pending_commands.input_waits:
             self._input.append(data)
             if ending.state == HANDSHAKE and self.received_bytes > LOGIN_BYTES_MAX:
@@ -222,7 +227,7 @@ class Connection(FrameHandler):
             self.run()
 
     def take_input(self) -> bytes:
-        """Return and remove the unprocessed data. The caller must process it."""
+        """Return and remove the unprocessed data. The caller must process it, except behind connection.close."""
         rest = self.parser.take_unparsed() + b"".join(self._input)
         self._input.clear()
         return rest
@@ -300,9 +305,7 @@ class Connection(FrameHandler):
         if channel.closing:
             return
         if channel.busy:
-            item = PendingCommand(
-                1, method, content, header_size, body_size, frame_payload_max, self.pending_commands.parts
-            )
+            item = self.pending_commands.deferred_publish(method, content, header_size, body_size, frame_payload_max)
             self.pending_commands.enqueue(number, item)
             return
         self.publishes = True
@@ -310,8 +313,8 @@ class Connection(FrameHandler):
             self.control.pause_for_alarm()
             if body_size > 0:  # rabbit: publishes without a body are not blocked
                 # The first pending command of its channel. Data behind it waits unparsed.
-                item = PendingCommand(
-                    1, method, content, header_size, body_size, frame_payload_max, self.pending_commands.parts
+                item = self.pending_commands.deferred_publish(
+                    method, content, header_size, body_size, frame_payload_max
                 )
                 self.pending_commands.block(channel, item)
                 raise ProcessingPaused
@@ -320,9 +323,7 @@ class Connection(FrameHandler):
             channel.publish(method, content, header_size, body_size, frame_payload_max, same_as_last)
         except LogNotOpen as waits:
             self.published_count -= 1
-            item = PendingCommand(
-                1, method, content, header_size, body_size, frame_payload_max, self.pending_commands.parts
-            )
+            item = self.pending_commands.deferred_publish(method, content, header_size, body_size, frame_payload_max)
             self.pending_commands.process_when_open(channel, waits.destinations, item)
             return
         except AmqpError as error:
@@ -423,7 +424,7 @@ class Connection(FrameHandler):
         channel = self.channels.get(number)
         if channel is None or channel.busy or channel.closing:
             return None  # the channel may wait for the exchange itself
-        error = channel.publish_error(method)
+        error = channel.publisher.publish_error(method)
         if error is not None:
             error.method = BASIC_PUBLISH
         return error

@@ -72,7 +72,6 @@ class Handover:
         self._unopened.mark_logged_in(self.wire)  # logged in: it is not closed to make room for others
 
     def send_heartbeat(self) -> None:
-        """Send a heartbeat to the client."""
         self.connection.output.write(HEARTBEAT_FRAME)
 
     def take_socket(self, protocol: asyncio.Protocol) -> tuple[asyncio.Transport, bytes]:

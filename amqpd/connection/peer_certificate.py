@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.auth.internal_backend import NAME_BYTES_MAX, AuthenticationRefused
 
 if TYPE_CHECKING:
-    from amqpd.config import AuthSettings
+    from amqpd.config.schema import AuthSettings
 
 KEYS: Final = ("peer_cert_subject", "peer_cert_issuer", "peer_cert_validity")
 CIPHER_KEYS: Final = ("ssl_protocol", "ssl_key_exchange", "ssl_cipher", "ssl_hash")

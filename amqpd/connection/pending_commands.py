@@ -16,20 +16,17 @@ from librt.strings import BytesWriter, write_i64_be
 from mypy_extensions import i64
 
 from amqpd.broker.consumer import Destination
-from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.queue.log_opener import when_open
 from amqpd.channel.channel import Channel
-from amqpd.channel.frame_writer import Output
 from amqpd.channel.interfaces import ChannelState, ConnectionInterface
-from amqpd.connection.close_handler import RUNNING, ChannelTable, CloseHandler
-from amqpd.connection.read_pause import BACKLOG, ReadPause
+from amqpd.connection.close_handler import RUNNING
+from amqpd.connection.read_pause import BACKLOG
 from amqpd.errors import HardError, SoftError
 from amqpd.protocol import methods
 from amqpd.protocol.frame import FrameHandler
-from amqpd.protocol.frame_parser import FrameParser
 
 if TYPE_CHECKING:
-    from amqpd.connection.channel_zero import ChannelZero
+    from amqpd.connection.connection import Connection
 
 # Bytes of waiting commands above which the connection stops reading.
 DEFERRED_BYTES_MAX: Final = 1024 * 1024
@@ -46,7 +43,7 @@ class ProcessingPaused(Exception):
     """Raised to stop processing; data that arrives meanwhile is kept unparsed. `Connection.resume_input` continues.
 
     Raised after start-ok until the password is checked, when the client does not read its replies, when a publish
-    meets an alarm, and when other connections must run.
+    meets an alarm, and when other connections must run. Also raised behind connection.close: that data is discarded.
     """
 
 
@@ -109,29 +106,19 @@ class PendingCommands(ConnectionInterface):
         input_waits: processing is paused (`ProcessingPaused`).
 
     Args:
-        sink: handles the commands as if they had just arrived.
+        connection: handles the commands as if they had just arrived.
     """
 
-    def __init__(
-        self,
-        sink: FrameHandler,
-        turn: LoopTurn,
-        control: ChannelZero,
-        read_pause: ReadPause,
-        output: Output,
-        parser: FrameParser,
-        channels: ChannelTable,
-        close_handler: CloseHandler,
-    ) -> None:
+    def __init__(self, connection: Connection) -> None:
         super().__init__()
-        self._sink = sink
-        self._turn = turn
-        self._control = control
-        self._read_pause = read_pause
-        self._output = output
-        self._parser = parser
-        self._channels = channels
-        self._close_handler = close_handler
+        self._sink: FrameHandler = connection
+        self._turn = connection.turn
+        self._control = connection.control
+        self._read_pause = connection.read_pause
+        self._output = connection.output
+        self._parser = connection.parser
+        self._channels = connection.channels
+        self._close_handler = connection.close_handler
         self.deferred: dict[int, deque[PendingCommand]] = {}
         self.deferred_bytes: i64 = 0
         self.unfinished_count: i64 = 0
@@ -141,6 +128,11 @@ class PendingCommands(ConnectionInterface):
         self._stalled: list[Channel] = []
 
     # -- waiting commands ----------------------------------------------------------------------------------------------
+
+    def deferred_publish(
+        self, method: bytes, content: bytes, header_size: i64, body_size: i64, frame_payload_max: i64
+    ) -> PendingCommand:
+        return PendingCommand(1, method, content, header_size, body_size, frame_payload_max, self.parts)
 
     def enqueue(self, number: i64, item: PendingCommand) -> None:
         """Add a command behind those that wait on its channel."""

@@ -57,7 +57,6 @@ class ReadPause:
         self._disabled = False
 
     def is_set(self, reason: i64) -> bool:
-        """Return whether the reason is set."""
         return self.reasons & reason != 0
 
     def pause(self, reason: i64) -> None:

@@ -129,12 +129,10 @@ class ContentAssembler:
         self._ignored_channels.discard(number)
 
     def drop_partial_contents(self) -> None:
-        """Drop all partial contents."""
         self._partials.clear()
         self.buffered_bytes = 0
 
     def has_partial_content(self) -> bool:
-        """Return whether a content is incomplete."""
         return len(self._partials) > 0
 
     def _remove_partial(self, number: i64) -> None:
@@ -408,6 +406,7 @@ class FrameParser(ContentAssembler):
             self.channel = number
             self._position = frame_end + 1
             self.handle_frame(data[position], number, data[position + 7 : frame_end])
+            payload_max = self.frame_payload_max  # tune-ok changes it
             position = frame_end + 1
         rest = end - position
         if rest > 0:

@@ -175,6 +175,7 @@ def test_pending_declarations_count_towards_queue_limit(rig: LimitRig) -> None:
     assert len(queues) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["close", "break", "half a handshake", "hard error", "from outside"])
 def test_closed_objects_are_not_counted(rig: LimitRig, ending: str) -> None:
     """Open and close hundreds: afterwards the limit can still be reached, and not exceeded."""

@@ -9,7 +9,7 @@ import pytest
 from cases import CHUNKINGS
 from parties import Broker
 from peer import Closed, Peer
-from wire import BODY, METHOD, PROTOCOL, Field, frame, method, method_payload, table
+from wire import BODY, METHOD, PROTOCOL, Field, frame, method, method_payload, publish, table
 
 CAPABILITIES = {
     "publisher_confirms",
@@ -205,6 +205,17 @@ def test_unknown_vhost_is_refused(fresh: Peer, vhost: str) -> None:
     fresh.expect_connection_close(530, 10, 40, f"vhost {vhost} not found")
 
 
+def expect_handshake(peer: Peer) -> None:
+    """Receive the answers to a handshake in one segment that ends with channel.open."""
+    for name, channel in [
+        ("connection.start", 0),
+        ("connection.tune", 0),
+        ("connection.open-ok", 0),
+        ("channel.open-ok", 1),
+    ]:
+        peer.expect(name, channel)
+
+
 def test_pipelined_handshake(fresh: Peer) -> None:
     """F5: all client frames in one segment, including those of the first channel."""
     fresh.send(
@@ -215,14 +226,30 @@ def test_pipelined_handshake(fresh: Peer) -> None:
         method("channel.open"),
         method("queue.declare", queue=fresh.q, exclusive=True),
     )
-    for name, channel in [
-        ("connection.start", 0),
-        ("connection.tune", 0),
-        ("connection.open-ok", 0),
-        ("channel.open-ok", 1),
-        ("queue.declare-ok", 1),
-    ]:
-        fresh.expect(name, channel)
+    expect_handshake(fresh)
+    fresh.expect("queue.declare-ok")
+
+
+def test_pipelined_frames_have_the_negotiated_size(fresh: Peer) -> None:
+    """The frames follow tune-ok in one segment. Frames before tune-ok have at most 8192 bytes."""
+    payload = b"x" * 10_000  # in two frames, the first of 8500 bytes
+    fresh.send(
+        PROTOCOL,
+        fresh.start_ok(),
+        fresh.tune_ok(),
+        fresh.open(),
+        method("channel.open"),
+        publish(f"no-{fresh.q}", payload, mandatory=True, frame_max=8508),
+    )
+    expect_handshake(fresh)
+    assert fresh.content("basic.return").body == payload
+
+
+def test_pipelined_frames_above_the_negotiated_size_are_refused(fresh: Peer) -> None:
+    tune_ok = method("connection.tune-ok", 0, frame_max=4096)
+    fresh.send(PROTOCOL, fresh.start_ok(), tune_ok, fresh.open(), method("channel.open"), frame(BODY, 1, bytes(5000)))
+    expect_handshake(fresh)
+    fresh.expect_connection_close(501, 0, 0, "type 3, all octets = <<>>: {frame_too_large,5000,4088}")
 
 
 RUNNING_STATE = "unexpected method in connection state running"
@@ -258,6 +285,36 @@ def test_close_is_answered_before_socket_closes(fresh: Peer) -> None:
     # The client ends the stream first: in clients with threads, an end that overtakes close-ok looks like a failure.
     with pytest.raises(TimeoutError):
         fresh.read(0.3)
+    fresh.socket.shutdown(socket.SHUT_WR)
+    fresh.expect_silent_close(30.0)
+
+
+@pytest.mark.parametrize("earlier", [(), ("queue.declare", "queue.delete")], ids=["idle", "busy"])
+def test_frames_behind_close_are_discarded(fresh: Peer, earlier: tuple[str, ...]) -> None:
+    """Commands before it are done and answered. Close-ok is the last frame."""
+    fresh.handshake()
+    fresh.channel()
+    arguments = {"queue.declare": {"queue": fresh.q, "durable": True}, "queue.delete": {"queue": fresh.q}}
+    commands = [method(name, **arguments[name]) for name in earlier]
+    fresh.send(*commands, method("connection.close", 0), *late_commands(fresh))
+    for name in earlier:
+        fresh.expect(f"{name}-ok")
+    fresh.expect("connection.close-ok", 0)
+    fresh.socket.shutdown(socket.SHUT_WR)
+    fresh.expect_silent_close(30.0)
+
+
+def late_commands(peer: Peer) -> list[bytes]:
+    return [method("channel.open", 2), method("queue.declare", 2, queue=f"late-{peer.q}", exclusive=True)]
+
+
+def test_close_ends_the_handshake(broker: Broker, fresh: Peer) -> None:
+    """A connection that has answered a close must not open."""
+    skip_on_rabbit(broker, "an error, because the connection is not open")
+    fresh.start()
+    fresh.send(fresh.start_ok(), fresh.tune_ok(), method("connection.close", 0), fresh.open(), *late_commands(fresh))
+    fresh.expect("connection.tune", 0)
+    fresh.expect("connection.close-ok", 0)
     fresh.socket.shutdown(socket.SHUT_WR)
     fresh.expect_silent_close(30.0)
 

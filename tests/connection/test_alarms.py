@@ -13,7 +13,7 @@ from peer import Peer
 
 from amqpd.broker.flow import alarms
 from amqpd.broker.flow.alarms import Alarms
-from amqpd.config import LimitSettings
+from amqpd.config.schema import LimitSettings
 from amqpd.testing import BrokerProcess
 
 

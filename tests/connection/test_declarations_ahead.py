@@ -282,12 +282,15 @@ def test_connection_close_behind_a_declaration_that_fails(room: Room) -> None:
     assert room.queues() == ["a"]
 
 
-def test_connection_close_does_not_wait_for_a_channel_that_ends_meanwhile(room: Room) -> None:
+def test_connection_close_behind_a_channel_that_ends_meanwhile(room: Room) -> None:
+    """connection.close waits for the commands of the channel. The close-ok of the channel behind it is discarded."""
     room.send(queue("a"), spec.Queue.Delete(queue="a"))
     room.client.send(0, spec.Connection.Close(reply_code=200, class_id=0, method_id=0))
     room.client.connection.close_handler.fail_channel(1, PreconditionFailed("a consumer timed out"))
     room.send(spec.Channel.CloseOk())
-    assert room.replies() == ["Channel.Close 406", "Connection.CloseOk"]
+    assert room.replies() == ["Channel.Close 406"]
+    room.end()
+    assert room.replies() == ["Connection.CloseOk"]
 
 
 def test_socket_closes_while_connection_close_waits(room: Room) -> None:

@@ -29,7 +29,7 @@ from cryptography.x509.oid import NameOID, ObjectIdentifier
 from pika.credentials import ExternalCredentials
 
 from amqpd.auth.internal_backend import AuthenticationRefused
-from amqpd.config import AuthSettings
+from amqpd.config.schema import AuthSettings
 from amqpd.connection import peer_certificate
 from amqpd.management.certificates import decode_certificate
 from amqpd.testing import BrokerProcess
