@@ -8,7 +8,7 @@ meanwhile; it stops only if the new assignment leaves a slot out.
 A node that leaves says so (`leave`), and other nodes get its slots within a second. Kafka removes a killed node
 after the session time-out. aiokafka removes a member that is not polled for `max_poll_interval_ms`; `_each_second`
 polls. An assignment is only a hint: before a node takes a slot, it asks the group whether it is still a member
-(`known`).
+(`is_current_generation`).
 
 Assignment: `assign` is a pure function of the members, their slots and the wishes. A wrong assignment only costs
 time, because Kafka's epochs keep two nodes from writing to one slot. It moves few slots:
@@ -57,7 +57,7 @@ class Member(NamedTuple):
         address: `host:port` for other nodes.
         fingerprint: SHA-256 of the certificate there, in hex.
         asked: Number of rebalances that the node has asked for. Receivers ignore it.
-        secret: Equal for nodes with the same `cluster.secret` (`preamble.secret_mark`); "" from older versions.
+        secret: Equal for nodes with the same `cluster.secret` (`peer_link.secret_mark`); "" from older versions.
         run: Id of the process, new at each start; "" from older versions.
     """
 

@@ -11,19 +11,15 @@ Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple, final
+from typing import Final, NamedTuple
 
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, ClosedBatch, close_batch, decompressed
+from amqpd.storage.log.batch import BatchCursor, BatchHeader, ClosedBatch, close_batch, decompressed
 from amqpd.storage.log.record import (
-    BadRecord,
     Record,
     RecordDecoder,
-    read_offset_delta,
-    read_varint,
-    record_stop,
     varint_size,
     write_varint,
 )
@@ -32,18 +28,15 @@ _NO_BYTES: Final = b""
 _NULL: Final[i64] = -1
 
 
-@final
-class KeyedRecord:
+class KeyedRecord(NamedTuple):
     """One record. Value None is a tombstone."""
 
-    def __init__(self, key: bytes, value: bytes | None) -> None:
-        self.key: bytes = key
-        self.value: bytes | None = value
+    key: bytes
+    value: bytes | None
 
-    def size(self) -> i64:
+    def size(self) -> int:
         """Return the largest possible size in a batch, in bytes."""
-        value = self.value
-        return len(self.key) + (len(value) if value is not None else 0) + 24
+        return len(self.key) + (0 if self.value is None else len(self.value)) + 24
 
 
 def keyed_batch(
@@ -92,59 +85,11 @@ def keyed_batch(
     )
 
 
-def read_keyed(batch: bytes) -> list[KeyedRecord]:
-    """Return the records of a whole batch with a right checksum; none of a control batch. Raises: BadRecord."""
-    header = BatchHeader(batch, 0)
-    if header.is_control():
-        return []
-    data, at, header = decompressed(batch, 0, header)
-    found: list[KeyedRecord] = []
-    end: i64 = at + header.size
-    position: i64 = at + HEADER_SIZE
-    left: i64 = header.count
-    while left > 0:
-        start: i64 = 0
-        stop: i64 = 0
-        size: i64 = 0
-        start, stop = record_stop(data, position, end)
-        _, start = read_offset_delta(data, start)
-        size, start = read_varint(data, start)
-        key = _NO_BYTES
-        if size > 0:
-            if start + size > stop:
-                raise BadRecord("a key runs past the end of its record")
-            key = data[start : start + size]
-            start += size
-        size, start = read_varint(data, start)
-        value: bytes | None = None
-        if size >= 0:
-            if start + size > stop:
-                raise BadRecord("a value runs past the end of its record")
-            value = data[start : start + size]
-        found.append(KeyedRecord(key, value))
-        position = stop
-        left -= 1
-    return found
-
-
 READ_PART: Final = 256 * 1024
 """Bytes of values that are decoded at a time, so that a large batch does not block the event loop."""
 
 
-class StoredRecord(NamedTuple):
-    """One record of a partition. Value None is a tombstone."""
-
-    offset: int
-    key: bytes
-    value: bytes | None
-
-
-def record_size(key: bytes, value: bytes | None) -> int:
-    """Return the largest possible size in a batch, in bytes."""
-    return 24 + len(key) + (0 if value is None else len(value))
-
-
-def keyed_records(batch: bytes) -> Iterator[list[StoredRecord]]:
+def keyed_records(batch: bytes) -> Iterator[list[KeyedRecord]]:
     """Yield the records of a batch in parts of some READ_PART bytes; none of a control batch.
 
     Raises: BadRecord if another program wrote the batch in another format.
@@ -154,6 +99,9 @@ def keyed_records(batch: bytes) -> Iterator[list[StoredRecord]]:
     while cursor.remaining > 0:
         records: list[Record] = []
         cursor.read(0, None, {}, READ_PART, records)
-        yield [
-            StoredRecord(int(each.offset), each.routing_key, None if each.tombstone else each.body) for each in records
-        ]
+        yield [KeyedRecord(each.routing_key, None if each.tombstone else each.body) for each in records]
+
+
+def read_keyed(batch: bytes) -> list[KeyedRecord]:
+    """Return all records of a batch. Raises as `keyed_records`."""
+    return [record for part in keyed_records(batch) for record in part]

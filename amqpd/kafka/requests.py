@@ -17,27 +17,12 @@ ApiVersions; `missing_versions` compares its answer with these versions:
     InitProducerId 4   a producer id and its next epoch
     SaslHandshake 1, SaslAuthenticate 2: see sasl.py
 
-Fetch:
-
-    request   replica -1 | wait i32 ms | at least i32 bytes | at most i32 bytes | isolation 0 | session 0, -1: none
-              | topics: name, partitions: index i32, leader epoch i32 -1, offset i64, epoch -1, log start -1, bytes i32
-              | no forgotten topics | rack ""
-    answer    throttled i32 ms | code i16 | session i32 | topics: name, partitions: index i32, code i16,
-              high watermark i64, last stable offset i64, log start offset i64, aborted transactions,
-              preferred replica i32, records
-
-The records of a partition are whole batches; Kafka cuts only the last one, at the limit of bytes. The first batch
-is whole, even if it is larger than the limit, and may begin below the requested offset. Version 12 is the first
+Fetch: the records of a partition are whole batches; Kafka cuts only the last one, at the limit of bytes. The first
+batch is whole, even if it is larger than the limit, and may begin below the requested offset. Version 12 is the first
 flexible version and the last with topic names. Kafka 4 has 4 to 18.
 
-Produce:
-
-    request   transactional id (null) | acks -1 | timeout i32 ms | topics: name, partitions: index i32, records
-    answer    topics: name, partitions: index i32, code i16, base offset i64, time i64, log start offset i64,
-              errors of single records, a text | throttled i32 ms
-
-A request has one batch per partition, as Kafka requires. The batch is sent unchanged except for its base offset,
-which must be 0. The leader overwrites the first 16 bytes with its base offset and epoch; the checksum does not
+Produce: a request has one batch per partition, as Kafka requires. The batch is sent unchanged except for its base
+offset, which must be 0. The leader overwrites the first 16 bytes with its base offset and epoch; the checksum does not
 cover them. So a stored batch equals ours from the magic byte on. Version 9 is the first flexible version; 10 to 12
 are equal for us without transactions, 13 names topics by id. Kafka 4 has 3 to 13.
 """
@@ -124,6 +109,12 @@ def _request(api: i64, version: i64, correlation_id: i64, client_id: bytes, flex
     return writer
 
 
+def _ended(writer: BytesWriter) -> bytes:
+    """Return a flexible request, whose last tagged fields are still missing, with its length."""
+    writer.append(0)
+    return framed(writer)
+
+
 def _answer(data: bytes, flexible: bool = True) -> Reader:
     """Return a reader of an answer, behind its head."""
     reader = Reader(data)
@@ -131,6 +122,12 @@ def _answer(data: bytes, flexible: bool = True) -> Reader:
     if flexible:
         reader.skip_tags()
     return reader
+
+
+def _finish(reader: Reader) -> None:
+    """Check that only tagged fields are left of a flexible answer. Raises BadAnswer if not."""
+    reader.skip_tags()
+    reader.finish()
 
 
 # -- ApiVersions
@@ -146,8 +143,7 @@ def encode_api_versions(correlation_id: i64, client_id: bytes, software: bytes, 
     writer = _request(API_VERSIONS, 3, correlation_id, client_id)
     write_compact(writer, software)
     write_compact(writer, version)
-    writer.append(0)
-    return framed(writer)
+    return _ended(writer)
 
 
 def decode_api_versions(data: bytes) -> tuple[i64, dict[int, tuple[int, int]]]:
@@ -166,8 +162,7 @@ def decode_api_versions(data: bytes) -> tuple[i64, dict[int, tuple[int, int]]]:
         found[api] = (lowest, highest)
         left -= 1
     reader.int32()
-    reader.skip_tags()
-    reader.finish()
+    _finish(reader)
     return code, found
 
 
@@ -211,8 +206,7 @@ def encode_metadata(correlation_id: i64, client_id: bytes, topics: list[bytes]) 
         writer.append(0)
     writer.append(0)  # allow_auto_topic_creation
     writer.append(0)  # include_topic_authorized_operations
-    writer.append(0)
-    return framed(writer)
+    return _ended(writer)
 
 
 def decode_metadata(data: bytes) -> Metadata:
@@ -235,8 +229,7 @@ def decode_metadata(data: bytes) -> Metadata:
     while left > 0:
         _read_topic(reader, found)
         left -= 1
-    reader.skip_tags()
-    reader.finish()
+    _finish(reader)
     return found
 
 
@@ -290,19 +283,18 @@ def encode_list_offsets(correlation_id: i64, client_id: bytes, topic: bytes, par
             1970: the first record that is not older.
     """
     writer = _request(LIST_OFFSETS, 6, correlation_id, client_id)
-    write_int32(writer, -1)
-    writer.append(0)
+    write_int32(writer, -1)  # replica: none
+    writer.append(0)  # isolation level
     write_uvarint(writer, 2)
     write_compact(writer, topic)
     write_uvarint(writer, len(partitions) + 1)
     for partition in partitions:
         write_int32(writer, partition)
-        write_int32(writer, -1)
+        write_int32(writer, -1)  # leader epoch
         write_int64(writer, when)
         writer.append(0)
     writer.append(0)
-    writer.append(0)
-    return framed(writer)
+    return _ended(writer)
 
 
 def decode_list_offsets(data: bytes) -> list[PartitionOffset]:
@@ -324,8 +316,7 @@ def decode_list_offsets(data: bytes) -> list[PartitionOffset]:
             left -= 1
         reader.skip_tags()
         topics -= 1
-    reader.skip_tags()
-    reader.finish()
+    _finish(reader)
     return found
 
 
@@ -347,8 +338,7 @@ def encode_find_coordinator(correlation_id: i64, client_id: bytes, transactional
     write_compact(writer, transactional_id)
     kind: int = _TRANSACTION_COORDINATOR
     writer.append(kind)
-    writer.append(0)
-    return framed(writer)
+    return _ended(writer)
 
 
 def decode_find_coordinator(data: bytes) -> Coordinator:
@@ -359,8 +349,7 @@ def decode_find_coordinator(data: bytes) -> Coordinator:
     broker: i64 = reader.int32()
     host = reader.compact().decode("utf-8", "replace")
     port: i64 = reader.int32()
-    reader.skip_tags()
-    reader.finish()
+    _finish(reader)
     return Coordinator(code, text.decode("utf-8", "replace"), broker, host, port)
 
 
@@ -397,8 +386,7 @@ def encode_init_producer_id(
     write_int32(writer, timeout_ms)
     write_int64(writer, producer_id)
     write_int16(writer, epoch)
-    writer.append(0)
-    return framed(writer)
+    return _ended(writer)
 
 
 def decode_init_producer_id(data: bytes) -> ProducerId:
@@ -407,8 +395,7 @@ def decode_init_producer_id(data: bytes) -> ProducerId:
     code: i64 = reader.int16()
     producer_id: i64 = reader.int64()
     epoch: i64 = reader.int16()
-    reader.skip_tags()
-    reader.finish()
+    _finish(reader)
     return ProducerId(code, producer_id, epoch)
 
 
@@ -437,8 +424,7 @@ def decode_sasl_handshake(data: bytes) -> tuple[i64, list[str]]:
 def encode_sasl_authenticate(correlation_id: i64, client_id: bytes, message: bytes) -> bytes:
     writer = _request(SASL_AUTHENTICATE, 2, correlation_id, client_id)
     write_compact(writer, message)
-    writer.append(0)
-    return framed(writer)
+    return _ended(writer)
 
 
 class SaslAnswer(NamedTuple):
@@ -463,8 +449,7 @@ def decode_sasl_authenticate(data: bytes) -> SaslAnswer:
     text = reader.compact_or_none() or b""
     message = reader.compact_or_none() or b""
     lifetime_ms: i64 = reader.int64()
-    reader.skip_tags()
-    reader.finish()
+    _finish(reader)
     return SaslAnswer(code, text.decode("utf-8", "replace"), message, lifetime_ms)
 
 
@@ -514,12 +499,12 @@ def encode_fetch(
             before = place.topic
     scratch.truncate(0)
     write_head(scratch, 0, FETCH, FETCH_VERSION, correlation_id, client_id)
-    write_int32(scratch, -1)
+    write_int32(scratch, -1)  # replica: none
     write_int32(scratch, wait_ms)
-    write_int32(scratch, 1)
+    write_int32(scratch, 1)  # least bytes
     write_int32(scratch, size_bytes_max)
-    scratch.append(0)
-    write_int32(scratch, 0)
+    scratch.append(0)  # isolation level
+    write_int32(scratch, 0)  # session id and epoch: none
     write_int32(scratch, -1)
     write_uvarint(scratch, topics + 1)
     count: i64 = len(places)
@@ -534,16 +519,16 @@ def encode_fetch(
         while start < stop:
             place = places[start]
             write_int32(scratch, place.partition)
-            write_int32(scratch, -1)
+            write_int32(scratch, -1)  # leader epoch
             write_int64(scratch, place.offset)
-            write_int32(scratch, -1)
-            write_int64(scratch, -1)
+            write_int32(scratch, -1)  # epoch of the last record
+            write_int64(scratch, -1)  # log start
             write_int32(scratch, place.size_bytes_max)
             scratch.append(0)
             start += 1
         scratch.append(0)
-    write_uvarint(scratch, 1)
-    write_uvarint(scratch, 1)
+    write_uvarint(scratch, 1)  # forgotten topics
+    write_uvarint(scratch, 1)  # rack
     scratch.append(0)
     return framed(scratch)
 
@@ -639,8 +624,7 @@ def decode_fetch(data: bytes) -> tuple[i64, list[Fetched]]:
             left -= 1
         reader.skip_tags()
         topics -= 1
-    reader.skip_tags()
-    reader.finish()
+    _finish(reader)
     return code, found
 
 
@@ -765,8 +749,7 @@ def decode_produce(data: bytes) -> list[ProduceAnswer]:
         reader.skip_tags()
         topics -= 1
     reader.int32()  # throttle time: Kafka delays its answers itself
-    reader.skip_tags()
-    reader.finish()
+    _finish(reader)
     return answers
 
 

@@ -26,19 +26,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from amqpd.auth.internal_backend import NoSuchUser
 from amqpd.auth.scram import ITERATIONS, ITERATIONS_MIN, credentials_of
 from amqpd.broker.events import ACTOR, ORIGIN
-from amqpd.kafka_server.connection import Api, Call
-from amqpd.kafka_server.messages import (
-    CLUSTER_AUTHORIZATION_FAILED,
-    DUPLICATE_RESOURCE,
-    INVALID_REQUEST,
-    NONE,
-    RESOURCE_NOT_FOUND,
-    SECURITY_DISABLED,
-    STORAGE_ERROR,
-    UNACCEPTABLE_CREDENTIAL,
-    UNSUPPORTED_SASL_MECHANISM,
-    api_types,
-)
+from amqpd.kafka_server import errors
+from amqpd.kafka_server.connection import Call, typed_api
 from amqpd.kafka_server.pace import Steps
 from amqpd.kafka_server.topics import ALTER, ALTER_CONFIGS, CREATE, DELETE, READ, WRITE, check_count
 from amqpd.storage.metadata.store import MetadataError
@@ -128,13 +117,15 @@ def _matches(request: Any, kind: int, resource: ResourcePattern) -> bool:
 def _describe_acls(call: Call) -> Steps[None]:
     request = call.request
     if not _is_administrator(call):
-        call.reply({"error_code": CLUSTER_AUTHORIZATION_FAILED, "error_message": NOT_ADMINISTRATOR, "resources": []})
+        call.reply(
+            {"error_code": errors.CLUSTER_AUTHORIZATION_FAILED, "error_message": NOT_ADMINISTRATOR, "resources": []}
+        )
         return
     vhost = call.session.vhost.name
     rows = call.session.broker.auth.permissions(vhost=vhost)
     if len(rows) > SHOWN_MAX:
         text = f"vhost '{vhost}' has more than {SHOWN_MAX} permissions; see amqpctl list_permissions"
-        call.reply({"error_code": INVALID_REQUEST, "error_message": text, "resources": []})
+        call.reply({"error_code": errors.INVALID_REQUEST, "error_message": text, "resources": []})
         return
     found: dict[tuple[int, ResourcePattern], list[dict[str, Any]]] = {}
     others = 0
@@ -157,7 +148,7 @@ def _describe_acls(call: Call) -> Steps[None]:
         if acls
     ]
     text = f"{others} permissions are regular expressions that no ACL has; see amqpctl list_permissions"
-    call.reply({"error_code": NONE, "error_message": text if others else None, "resources": resources})
+    call.reply({"error_code": errors.NONE, "error_message": text if others else None, "resources": resources})
 
 
 def _acls(request: Any, principal: str, operations: tuple[int, ...]) -> Iterator[dict[str, Any]]:
@@ -171,13 +162,15 @@ def _acls(request: Any, principal: str, operations: tuple[int, ...]) -> Iterator
 def _create_acls(call: Call) -> None:
     creations = call.request.creations or ()
     check_count(len(creations))
-    call.reply({"results": [{"error_code": SECURITY_DISABLED, "error_message": USE_PERMISSIONS} for _ in creations]})
+    call.reply(
+        {"results": [{"error_code": errors.SECURITY_DISABLED, "error_message": USE_PERMISSIONS} for _ in creations]}
+    )
 
 
 def _delete_acls(call: Call) -> None:
     filters = call.request.filters or ()
     check_count(len(filters))
-    refused = {"error_code": SECURITY_DISABLED, "error_message": USE_PERMISSIONS, "matching_acls": []}
+    refused = {"error_code": errors.SECURITY_DISABLED, "error_message": USE_PERMISSIONS, "matching_acls": []}
     call.reply({"filter_results": [refused for _ in filters]})
 
 
@@ -187,7 +180,7 @@ def _delete_acls(call: Call) -> None:
 def _describe_scram(call: Call) -> Steps[None]:
     if not _is_administrator(call):
         call.reply(
-            {"error_code": CLUSTER_AUTHORIZATION_FAILED, "error_message": NOT_ADMINISTRATOR, "results": []},
+            {"error_code": errors.CLUSTER_AUTHORIZATION_FAILED, "error_message": NOT_ADMINISTRATOR, "results": []},
         )
         return
     auth = call.session.broker.auth
@@ -197,7 +190,7 @@ def _describe_scram(call: Call) -> Steps[None]:
     counts = Counter(asked) if asked else dict.fromkeys((row.name for row in auth.users()), 1)
     if len(counts) > SHOWN_MAX:
         text = f"there are more than {SHOWN_MAX} users: name some of them"
-        call.reply({"error_code": INVALID_REQUEST, "error_message": text, "results": []})
+        call.reply({"error_code": errors.INVALID_REQUEST, "error_message": text, "results": []})
         return
     for name, count in counts.items():
         yield
@@ -206,12 +199,14 @@ def _describe_scram(call: Call) -> Steps[None]:
             {"mechanism": number, "iterations": each.iterations} for number, each in found.items() if each is not None
         ]
         if count > 1:
-            results.append(_user_result(name, DUPLICATE_RESOURCE, "the user is in the request more than once"))
+            results.append(_user_result(name, errors.DUPLICATE_RESOURCE, "the user is in the request more than once"))
         elif infos:
-            results.append({**_user_result(name, NONE, None), "credential_infos": infos})
+            results.append({**_user_result(name, errors.NONE, None), "credential_infos": infos})
         elif asked:
-            results.append(_user_result(name, RESOURCE_NOT_FOUND, "there is no such user with SCRAM credentials"))
-    call.reply({"error_code": NONE, "error_message": None, "results": results})
+            results.append(
+                _user_result(name, errors.RESOURCE_NOT_FOUND, "there is no such user with SCRAM credentials")
+            )
+    call.reply({"error_code": errors.NONE, "error_message": None, "results": results})
 
 
 def _user_result(name: str, code: int, text: str | None) -> dict[str, Any]:
@@ -224,7 +219,7 @@ def _alter_scram(call: Call) -> None:
     check_count(len(changes), CHANGED_MAX)
     names = list(dict.fromkeys(each.name for each in changes))
     if not _is_administrator(call):
-        code, text = CLUSTER_AUTHORIZATION_FAILED, NOT_ADMINISTRATOR
+        code, text = errors.CLUSTER_AUTHORIZATION_FAILED, NOT_ADMINISTRATOR
         call.reply({"results": [_user_result(name, code, text) for name in names]})
         return
     call.connection.start_task(_alter_all(call, names))  # changes run one after another, each with a commit
@@ -236,46 +231,49 @@ async def _alter_all(call: Call, names: list[str]) -> None:
     ORIGIN.set(call.session)
     deletions = {name: [each for each in request.deletions or () if each.name == name] for name in names}
     upsertions = {name: [each for each in request.upsertions or () if each.name == name] for name in names}
-    results = [await _alter(call, name, deletions[name], upsertions[name]) for name in names]
+    results = []
+    for name in names:
+        async with call.session.broker.auth.change_lock:  # another request may change the user's other mechanism
+            results.append(await _alter(call, name, deletions[name], upsertions[name]))
     if not call.connection.closed:
         call.reply({"results": results})
 
 
 async def _alter(call: Call, name: str, deletions: list[Any], upsertions: list[Any]) -> dict[str, Any]:
-    """Change the credentials of one user, all or none."""
+    """Change the credentials of one user, all or none. The caller holds the lock of changes."""
     auth = call.session.broker.auth
     now = {number: auth.scram_credentials(name, mechanism) for number, mechanism in _MECHANISMS.items()}
     numbers = [each.mechanism for each in (*deletions, *upsertions)]
     if len(set(numbers)) < len(numbers):
-        return _user_result(name, DUPLICATE_RESOURCE, "a mechanism is in the request more than once")
+        return _user_result(name, errors.DUPLICATE_RESOURCE, "a mechanism is in the request more than once")
     if set(numbers) - _MECHANISMS.keys():
-        return _user_result(name, UNSUPPORTED_SASL_MECHANISM, "unknown SCRAM mechanism")
+        return _user_result(name, errors.UNSUPPORTED_SASL_MECHANISM, "unknown SCRAM mechanism")
     for each in deletions:
         if now[each.mechanism] is None:
-            return _user_result(name, RESOURCE_NOT_FOUND, "there are no such credentials to delete")
+            return _user_result(name, errors.RESOURCE_NOT_FOUND, "there are no such credentials to delete")
         now[each.mechanism] = None
     for each in upsertions:
         salt, salted = bytes(each.salt), bytes(each.salted_password)
         if not ITERATIONS_MIN <= each.iterations <= ITERATIONS_ALTERED_MAX:
             text = f"iterations must be {ITERATIONS_MIN} to {ITERATIONS_ALTERED_MAX}"
-            return _user_result(name, UNACCEPTABLE_CREDENTIAL, text)
+            return _user_result(name, errors.UNACCEPTABLE_CREDENTIAL, text)
         if not 0 < len(salt) <= SALT_BYTES_MAX or len(salted) != SALTED_BYTES[each.mechanism]:
-            return _user_result(name, UNACCEPTABLE_CREDENTIAL, "salt or salted password has a wrong length")
+            return _user_result(name, errors.UNACCEPTABLE_CREDENTIAL, "salt or salted password has a wrong length")
         now[each.mechanism] = credentials_of(_MECHANISMS[each.mechanism], salted, salt, each.iterations)
     sha256, sha512 = ("" if each is None else str(each) for each in (now[1], now[2]))
     try:
         await auth.set_scram(name, sha256, sha512)
     except NoSuchUser:
-        return _user_result(name, RESOURCE_NOT_FOUND, "there is no such user; add it with amqpctl add_user")
+        return _user_result(name, errors.RESOURCE_NOT_FOUND, "there is no such user; add it with amqpctl add_user")
     except MetadataError as error:
-        return _user_result(name, STORAGE_ERROR, str(error))
-    return _user_result(name, NONE, None)
+        return _user_result(name, errors.STORAGE_ERROR, str(error))
+    return _user_result(name, errors.NONE, None)
 
 
 APIS: Final = (
-    Api(29, "DescribeAcls", 1, 3, 2, _describe_acls, *api_types("DescribeAcls")),
-    Api(30, "CreateAcls", 1, 3, 2, _create_acls, *api_types("CreateAcls")),
-    Api(31, "DeleteAcls", 1, 3, 2, _delete_acls, *api_types("DeleteAcls")),
-    Api(50, "DescribeUserScramCredentials", 0, 0, 0, _describe_scram, *api_types("DescribeUserScramCredentials")),
-    Api(51, "AlterUserScramCredentials", 0, 0, 0, _alter_scram, *api_types("AlterUserScramCredentials")),
+    typed_api(29, "DescribeAcls", 1, 3, 2, _describe_acls),
+    typed_api(30, "CreateAcls", 1, 3, 2, _create_acls),
+    typed_api(31, "DeleteAcls", 1, 3, 2, _delete_acls),
+    typed_api(50, "DescribeUserScramCredentials", 0, 0, 0, _describe_scram),
+    typed_api(51, "AlterUserScramCredentials", 0, 0, 0, _alter_scram),
 )

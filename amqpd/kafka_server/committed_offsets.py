@@ -30,7 +30,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
-from amqpd.kafka_server.compacted_log import CompactedLog, LogHost, LogRecord
+from amqpd.kafka_server.compacted_log import CompactedLog, LogHost, LogRecord, decode_text, encode_text
 
 DIRECTORY: Final = "kafka-offsets"
 QUEUE_ID: Final = "0" * 31 + "2"
@@ -49,7 +49,6 @@ PENDING_MAX: Final = 10_000
 _VERSION: Final = b"\x01"
 _PENDING_VERSION: Final = b"\x02"
 _VALUE: Final = struct.Struct(">qiq16s")
-_INT16: Final = struct.Struct(">H")
 _INT32: Final = struct.Struct(">i")
 _INT64: Final = struct.Struct(">q")
 
@@ -90,27 +89,19 @@ GroupOffsets = dict[tuple[str, int], CommittedOffset]
 
 
 def encode_key(key: OffsetKey) -> bytes:
-    parts = [_VERSION]
-    for text in key[:3]:
-        data = text.encode("utf-8", "surrogatepass")
-        parts += (_INT16.pack(len(data)), data)
-    return b"".join((*parts, _INT32.pack(key.partition)))
+    return b"".join((_VERSION, *map(encode_text, key[:3]), _INT32.pack(key.partition)))
 
 
 def decode_key(data: bytes) -> OffsetKey | None:
     """Return the key, without the producer of a pending one; None if its version is unknown or it is damaged."""
     if data[:1] not in (_VERSION, _PENDING_VERSION):
         return None
-    texts: list[str] = []
-    position = 1
     try:
-        for _ in range(3):
-            size = _INT16.unpack_from(data, position)[0]
-            position += 2
-            texts.append(data[position : position + size].decode("utf-8", "surrogatepass"))
-            position += size
-        return OffsetKey(texts[0], texts[1], texts[2], _INT32.unpack_from(data, position)[0])
-    except (struct.error, UnicodeDecodeError):
+        vhost_id, position = decode_text(data, 1)
+        group, position = decode_text(data, position)
+        topic, position = decode_text(data, position)
+        return OffsetKey(vhost_id, group, topic, _INT32.unpack_from(data, position)[0])
+    except (struct.error, ValueError):
         return None
 
 

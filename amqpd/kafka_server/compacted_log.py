@@ -3,17 +3,16 @@
 A directory of the data directory. The last record of a key counts, and a record without a value removes it; compaction
 (storage/compaction.py) drops the others. Subclasses encode keys and values and keep the content.
 
-A change is appended at once, and becomes visible when it is synced, so no client sees what a crash could take back. A
-failed write changes nothing. If the log refuses everything after a failed sync, changes fail until the next start, and
-the content stays readable.
-
-The log is opened and read in slices of the event loop. A change with many records is encoded in slices, too, and then
-appended as a whole; changes that come meanwhile wait for it.
+A change becomes visible when it is synced, so no client sees what a crash could take back. If the log refuses
+everything after a failed sync, changes fail until the next start, and the content stays readable. The log is read in
+slices of the event loop. A change with many records is encoded in slices, too, and then appended as a whole; changes
+that come meanwhile wait for it.
 """
 
 from __future__ import annotations
 
 import logging
+import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -61,6 +60,23 @@ class LogHost:
 
 LogRecord = tuple[bytes, bytes | None]
 """Key and value; None removes the key."""
+
+
+_INT16: Final = struct.Struct(">H")
+
+
+def encode_text(text: str) -> bytes:
+    """Return a text in a key or value: a length of 2 bytes and UTF-8."""
+    data = text.encode("utf-8", "surrogatepass")
+    return _INT16.pack(len(data)) + data
+
+
+def decode_text(data: bytes, position: int) -> tuple[str, int]:
+    """Return a text and the position after it. Raises: ValueError, struct.error: the data are damaged."""
+    end = position + 2 + _INT16.unpack_from(data, position)[0]
+    if end > len(data):
+        raise ValueError("a text that ends early")
+    return data[position + 2 : end].decode("utf-8", "surrogatepass"), end
 
 
 class _Change:

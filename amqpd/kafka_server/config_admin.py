@@ -14,19 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.queue.arguments import rules_of
 from amqpd.broker.vhost import declare
-from amqpd.broker.vhost.pending import DeclarationPending
-from amqpd.kafka_server.connection import Api, Call
-from amqpd.kafka_server.messages import (
-    INVALID_CONFIG,
-    INVALID_REQUEST,
-    NODE_ID,
-    NONE,
-    POLICY_VIOLATION,
-    STORAGE_ERROR,
-    TOPIC_AUTHORIZATION_FAILED,
-    api_types,
-)
-from amqpd.kafka_server.request_reader import BodyWriter
+from amqpd.kafka_server import errors, topics
+from amqpd.kafka_server.connection import Call, typed_api
+from amqpd.kafka_server.message_schema import encode_steps
+from amqpd.kafka_server.messages import NODE_ID
+from amqpd.kafka_server.pace import Steps
 from amqpd.kafka_server.topic_configs import (
     CLEANUP,
     CONFIGS,
@@ -39,103 +31,67 @@ from amqpd.kafka_server.topic_configs import (
     given_configs,
 )
 from amqpd.kafka_server.topic_steps import RefusedTopic, TopicStep, TopicSteps, short_name
-from amqpd.kafka_server.topics import PartitionedTopic, check_count, describable_topic, find_topic, partition_of
 
 if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
+    from amqpd.broker.session import Session
 
 # Types of a resource with configs.
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
 
 
-class DescribeStep(TopicStep):
-    """A topic or broker whose configs are described. The result is the encoded struct."""
-
-    def __init__(self, steps: TopicSteps, index: int, asked: Any) -> None:
-        super().__init__(steps, index)
-        self._asked = asked
-
-    @property
-    def topic_name(self) -> str:
-        return str(self._asked.resource_name or "")
-
-    def refusal(self, code: int, text: str) -> Any:
-        return self._encode(code, text, [])
-
-    def work(self) -> None:
-        keys = frozenset(self._asked.configuration_keys or ())
-        entries = [entry for entry in self._entries() if not keys or entry.name in keys]
-        self.finish(self._encode(NONE, None, entries))
-
-    def _entries(self) -> list[ConfigEntry]:
-        asked, session = self._asked, self.call.session
-        name: str = asked.resource_name or ""
-        settings = session.broker.settings
-        if asked.resource_type == BROKER_RESOURCE:
-            if name not in ("", str(NODE_ID)):
-                raise RefusedTopic(
-                    INVALID_REQUEST, f"there is no broker '{short_name(name)}'; the only one is {NODE_ID}"
-                )
-            return broker_entries(settings)
-        if asked.resource_type != TOPIC_RESOURCE:
-            raise RefusedTopic(INVALID_REQUEST, "only topics and brokers have configs")
-        found = describable_topic(session, name)
-        if found == TOPIC_AUTHORIZATION_FAILED:
-            found = find_topic(session, name, "configure")
-        if not isinstance(found, PartitionedTopic):
-            raise RefusedTopic(found)
-        queue = found.partitions[0]
-        return entries_of(queue.arguments, queue.rules, settings.storage.segment_size_bytes)
-
-    def _encode(self, code: int, text: str | None, entries: Sequence[ConfigEntry]) -> bytes:
-        request, version = self.call.request, self.call.version
-        writer = BodyWriter(self.call.is_flexible)
-        writer.int16(code)
-        writer.string(text)
-        writer.int8(self._asked.resource_type)
-        writer.string(self._asked.resource_name or "")
-        writer.count(len(entries))
-        for entry in entries:
-            writer.string(entry.name)
-            writer.string(entry.value)
-            writer.boolean(entry.read_only)
-            writer.int8(entry.source)
-            writer.boolean(False)  # sensitive
-            _write_synonyms(writer, entry, request.include_synonyms)
-            if version >= 3:
-                writer.int8(entry.type)
-                writer.string(entry.meaning if request.include_documentation else None)
-            writer.end()
-        writer.end()
-        return bytes(writer.data)
+def _describe_configs(call: Call) -> Steps[None]:
+    request = call.request
+    topics.check_count(len(request.resources))
+    results: list[bytes] = []
+    result_type = call.api.response.fields["results"].data_class
+    for asked in request.resources:
+        result: dict[str, Any] = {"resource_type": asked.resource_type, "resource_name": asked.resource_name}
+        try:
+            keys = frozenset(asked.configuration_keys or ())
+            entries = [each for each in _entries(call.session, asked) if not keys or each.name in keys]
+            result |= {"error_message": None, "configs": [_described(each, request) for each in entries]}
+        except RefusedTopic as error:
+            result |= {"error_code": error.code, "error_message": str(error)}
+            error.record(call, asked.resource_name)
+        # Encoded at once: a topic has 15 configs.
+        results.append((yield from encode_steps(result_type, call.version, call.is_flexible, result)))
+        yield
+    call.reply({"results": results})
 
 
-def _write_synonyms(writer: BodyWriter, entry: ConfigEntry, included: bool) -> None:
-    """Add the values of a config in order of their priority: the one in force, and the default."""
-    values: dict[int, str] = {entry.source: entry.value, DEFAULT: entry.default} if included else {}
-    writer.count(len(values))
-    for source, value in values.items():
-        writer.string(entry.name)
-        writer.string(value)
-        writer.int8(source)
-        writer.end()
+def _entries(session: Session, asked: Any) -> list[ConfigEntry]:
+    """Return the configs of a topic or broker. Raises: RefusedTopic."""
+    name, settings = asked.resource_name, session.broker.settings
+    if asked.resource_type == BROKER_RESOURCE:
+        if name not in ("", str(NODE_ID)):
+            text = f"there is no broker '{short_name(name)}'; the only one is {NODE_ID}"
+            raise RefusedTopic(errors.INVALID_REQUEST, text)
+        return broker_entries(settings)
+    if asked.resource_type != TOPIC_RESOURCE:
+        raise RefusedTopic(errors.INVALID_REQUEST, "only topics and brokers have configs")
+    found = topics.describable_topic(session, name)
+    if found == errors.TOPIC_AUTHORIZATION_FAILED:
+        found = topics.find_topic(session, name, "configure")
+    if isinstance(found, int):
+        raise RefusedTopic(found)
+    queue = found.partitions[0]
+    return entries_of(queue.arguments, queue.rules, settings.storage.segment_size_bytes)
 
 
-def _describe_configs(call: Call) -> None:
-    resources: Sequence[Any] = call.request.resources or ()
-    check_count(len(resources))
-
-    def reply(results: list[bytes]) -> None:
-        writer = BodyWriter(call.is_flexible)
-        writer.int32(0)  # throttle time
-        writer.count(len(results))
-        writer.data += b"".join(results)
-        writer.end()
-        call.reply_bytes(bytes(writer.data))
-
-    steps = TopicSteps(call, reply)
-    steps.begin([DescribeStep(steps, index, each) for index, each in enumerate(resources)])
+def _described(entry: ConfigEntry, request: Any) -> dict[str, Any]:
+    # In order of their priority: the value in force, and the default.
+    values = {entry.source: entry.value, DEFAULT: entry.default} if request.include_synonyms else {}
+    return {
+        "name": entry.name,
+        "value": entry.value,
+        "read_only": entry.read_only,
+        "config_source": entry.source,
+        "synonyms": [{"name": entry.name, "value": value, "source": source} for source, value in values.items()],
+        "config_type": entry.type,
+        "documentation": entry.meaning if request.include_documentation else None,
+    }
 
 
 # -- AlterConfigs, IncrementalAlterConfigs -----------------------------------------------------------------------------
@@ -158,39 +114,40 @@ class AlterStep(TopicStep):
     """
 
     def __init__(self, steps: TopicSteps, index: int, asked: Any, is_twice: bool, incremental: bool) -> None:
-        super().__init__(steps, index)
-        self._asked = asked
+        super().__init__(steps, index, asked)
         self._is_twice = is_twice
         self._incremental = incremental
 
     @property
     def topic_name(self) -> str:
-        return self._asked.resource_name or ""
+        return str(self.asked.resource_name)
 
-    def refusal(self, code: int, text: str | None) -> Any:
+    def refusal(self, code: int, text: str | None) -> dict[str, Any]:
         return {
             "error_code": code,
             "error_message": text,
-            "resource_type": self._asked.resource_type,
+            "resource_type": self.asked.resource_type,
             "resource_name": self.topic_name,
         }
 
     def work(self) -> None:
         session, name = self.call.session, self.topic_name
-        if self._asked.resource_type == BROKER_RESOURCE:
-            raise RefusedTopic(INVALID_REQUEST, "configs of the broker are settings, which clients cannot change")
-        if self._asked.resource_type != TOPIC_RESOURCE:
-            raise RefusedTopic(INVALID_REQUEST, "only topics and brokers have configs")
-        counts = Counter(each.name for each in self._asked.configs)
+        if self.asked.resource_type == BROKER_RESOURCE:
+            raise RefusedTopic(
+                errors.INVALID_REQUEST, "configs of the broker are settings, which clients cannot change"
+            )
+        if self.asked.resource_type != TOPIC_RESOURCE:
+            raise RefusedTopic(errors.INVALID_REQUEST, "only topics and brokers have configs")
+        counts = Counter(each.name for each in self.asked.configs)
         if self._is_twice or any(count > 1 for count in counts.values()):
-            raise RefusedTopic(INVALID_REQUEST, "a topic or a config is in the request more than once")
-        topic = find_topic(session, name, "configure")
+            raise RefusedTopic(errors.INVALID_REQUEST, "a topic or a config is in the request more than once")
+        topic = topics.find_topic(session, name, "configure")
         if isinstance(topic, int):
             raise RefusedTopic(topic)
         policy_of = session.vhost.policies.policy_of
         changes: list[tuple[Queue, dict[str, object]]] = []
         for number in range(len(topic.partitions)):
-            partition = partition_of(session, topic, number, "configure")
+            partition = topics.partition_of(session, topic, number, "configure")
             if isinstance(partition, int):
                 raise RefusedTopic(partition)
             queue = partition.queue
@@ -207,28 +164,26 @@ class AlterStep(TopicStep):
         """Return the new arguments of a partition's stream. Raises: RefusedTopic."""
         session = self.call.session
         segment_size = session.broker.settings.storage.segment_size_bytes
-        configs: dict[str, str | None] = {each.name: each.value for each in self._asked.configs}
+        configs: dict[str, str | None] = {each.name: each.value for each in self.asked.configs}
         try:
             if self._incremental:
-                configs = _incremented(given_configs(queue.arguments, segment_size), self._asked.configs)
+                configs = _incremented(given_configs(queue.arguments, segment_size), self.asked.configs)
             arguments = changed_arguments(queue.arguments, configs, segment_size)
         except InvalidConfig as error:
-            raise RefusedTopic(INVALID_CONFIG, str(error)) from None
+            raise RefusedTopic(errors.INVALID_CONFIG, str(error)) from None
         rules = session.vhost.policies.policy_of(queue).rules(queue.kind, arguments)
         wanted = {entry.name: entry.value for entry in entries_of(arguments, rules_of(arguments), segment_size)}
         for entry in entries_of(arguments, rules, segment_size):
             if entry.name in configs and entry.value != wanted[entry.name]:
                 text = f"a policy sets {entry.name} of stream '{queue.name}' to {entry.value}"
-                raise RefusedTopic(POLICY_VIOLATION, text)
+                raise RefusedTopic(errors.POLICY_VIOLATION, text)
         return arguments
 
     def _done(self, error: BaseException | None) -> None:
-        if isinstance(error, DeclarationPending):
-            self.begin()
-        elif error is not None:
-            self.finish(self.refusal(STORAGE_ERROR, f"metadata could not be written: {error}"))
+        if error is not None:
+            self.finish_commit(error)
         else:
-            self.finish(self.refusal(NONE, None))
+            self.finish(self.refusal(errors.NONE, None))
 
 
 def _incremented(before: Mapping[str, str], changes: Sequence[Any]) -> dict[str, str | None]:
@@ -248,31 +203,23 @@ def _incremented(before: Mapping[str, str], changes: Sequence[Any]) -> dict[str,
             kept = [word for word in words if operation == APPEND or word not in asked]
             configs[name] = ",".join(dict.fromkeys([*kept, *(asked if operation == APPEND else ())]))
         else:
-            raise RefusedTopic(INVALID_REQUEST, f"operation {operation} is not possible for {short_name(name)}")
+            raise RefusedTopic(errors.INVALID_REQUEST, f"operation {operation} is not possible for {short_name(name)}")
     return configs
 
 
-def _alter(call: Call, incremental: bool) -> None:
+def _alter(call: Call, incremental: bool) -> Steps[None]:
     resources: Sequence[Any] = call.request.resources or ()
-    check_count(sum(1 + len(each.configs) for each in resources), CONFIGS_MAX)
+    topics.check_count(sum(1 + len(each.configs) for each in resources), CONFIGS_MAX)
     counts = Counter((each.resource_type, each.resource_name) for each in resources)
     once = {(each.resource_type, each.resource_name): each for each in resources}
-    steps = TopicSteps(call, lambda results: call.reply({"responses": results}))
-    steps.begin(
+    steps = TopicSteps(call, "responses")
+    return steps.run(
         [AlterStep(steps, index, each, counts[key] > 1, incremental) for index, (key, each) in enumerate(once.items())]
     )
 
 
 APIS: Final = (
-    Api(32, "DescribeConfigs", 1, 4, 4, _describe_configs, *api_types("DescribeConfigs")),
-    Api(33, "AlterConfigs", 0, 2, 2, partial(_alter, incremental=False), *api_types("AlterConfigs")),
-    Api(
-        44,
-        "IncrementalAlterConfigs",
-        0,
-        1,
-        1,
-        partial(_alter, incremental=True),
-        *api_types("IncrementalAlterConfigs"),
-    ),
+    typed_api(32, "DescribeConfigs", 1, 4, 4, _describe_configs),
+    typed_api(33, "AlterConfigs", 0, 2, 2, partial(_alter, incremental=False)),
+    typed_api(44, "IncrementalAlterConfigs", 0, 1, 1, partial(_alter, incremental=True)),
 )

@@ -5,19 +5,12 @@ for new records, holds back the ones after it. A connection reads on meanwhile, 
 
 Handlers run in the call of the event loop that received the request. A handler that must wait keeps the `Call`, and
 calls `reply` later; only logins and changes of users have tasks (`start_task`). A handler with much work returns steps
-(pace.py), which continue in later turns; the connection handles no further request meanwhile. Decoding and encoding are
-such steps, too.
+(pace.py), and the connection handles no further request until they are done.
 
 Before the login a client may send ApiVersions, SaslHandshake and SaslAuthenticate. A client that sends another request
 is logged in as the user of its TLS certificate or as `kafka.anonymous_user`. So is a client that has sent only
 ApiVersions, after `amqp.handshake_timeout_s`; librdkafka keeps such connections. A client that has sent nothing, or not
-finished its login, is disconnected then. One that sends nothing for IDLE_MS, or stops within a request for STALL_MS, is
-disconnected later.
-
-A client above a quota gets its answer, and its connection handles no request for the throttle time.
-
-Bytes of unfinished requests count for the same budget as unfinished AMQP messages (`broker.unfinished_bodies`), and an
-unfinished Produce is not read during an alarm.
+finished its login, is disconnected then.
 
 What cannot be read closes the connection with a log line, as Kafka does: the protocol has no error for it.
 """
@@ -37,13 +30,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from amqpd.broker.events import KAFKA_PROTOCOL
 from amqpd.broker.flow.timers import CallTimer
 from amqpd.connection import peer_certificate
+from amqpd.kafka_server import errors
 from amqpd.kafka_server.message_schema import decode_steps, encode_steps
 from amqpd.kafka_server.messages import (
     API_VERSIONS,
-    NONE,
-    UNSUPPORTED_VERSION,
     MalformedRequest,
     RequestHeader,
+    api_types,
     frame_of,
     read_header,
 )
@@ -137,6 +130,19 @@ class Api(NamedTuple):
     before_login: bool = False
 
 
+def typed_api(
+    key: int,
+    name: str,
+    first: int,
+    last: int,
+    flexible: int,
+    handle: Callable[[Call], Steps[None] | None],
+    before_login: bool = False,
+) -> Api:
+    """Return an API whose bodies are decoded and encoded by the definitions of its name."""
+    return Api(key, name, first, last, flexible, handle, *api_types(name), before_login)
+
+
 class Call:
     """A request, until its reply is sent.
 
@@ -179,19 +185,13 @@ class Call:
         self.connection.server.pace.run(self.connection, self._reply_steps(fields))
 
     def _reply_steps(self, fields: Mapping[str, Any]) -> Steps[None]:
-        body = yield from encode_steps(self.api.response, self.header.version, self.is_flexible, fields)
-        # The header of an ApiVersions response never has tagged fields.
-        tags = b"\0" if self.is_flexible and self.api.key != API_VERSIONS else b""
-        self._finish((frame_of(self.header.correlation_id, tags, body),))
+        self.reply_bytes((yield from encode_steps(self.api.response, self.header.version, self.is_flexible, fields)))
 
     def reply_bytes(self, *parts: bytes) -> None:
         """Answer with an encoded body, in parts."""
-        tags = b"\0" if self.is_flexible else b""
+        # The header of an ApiVersions response never has tagged fields.
+        tags = b"\0" if self.is_flexible and self.api.key != API_VERSIONS else b""
         self._finish((frame_of(self.header.correlation_id, tags, *parts),))
-
-    def reply_untagged(self, body: bytes) -> None:
-        """Answer with an encoded body, behind a header without tagged fields (ApiVersions)."""
-        self._finish((frame_of(self.header.correlation_id, body),))
 
     def reply_token(self, token: bytes) -> None:
         """Answer with a message of SASL, without a header."""
@@ -509,7 +509,7 @@ class KafkaClientConnection(asyncio.Protocol):
         if call.api.key != API_VERSIONS:
             raise MalformedRequest(f"{call.api.name} has no version {header.version} here")
         call.header = header._replace(version=0)
-        call.reply(api_versions(self.server.apis, UNSUPPORTED_VERSION))
+        call.reply(api_versions(self.server.apis, errors.UNSUPPORTED_VERSION))
 
     def on_reply(self) -> None:
         """Send the replies that are next in order, with the end of the turn. Called by `Call`."""
@@ -663,7 +663,7 @@ class KafkaClientConnection(asyncio.Protocol):
         self.on_close.clear()
 
 
-def api_versions(apis: Mapping[int, Api], error_code: int = NONE) -> dict[str, Any]:
+def api_versions(apis: Mapping[int, Api], error_code: int = errors.NONE) -> dict[str, Any]:
     """Return the body of an ApiVersions response.
 
     It has Produce from version 0 on, as that of Kafka 4: librdkafka 2.10 and older do not compress without it.

@@ -6,19 +6,11 @@ The broker assigns partitions. There are three kinds of epochs:
     target epoch   the group epoch for which the assignor computed the *target assignment*
     member epoch   the target epoch to which the member has come
 
-Each member comes to its target by itself, by its heartbeats. It first gives back what it must not keep, then it gets
-what is free:
-
-    Stable                 it has its target, of the epoch `member.epoch`
-    UnrevokedPartitions    it must give back partitions and has not confirmed it yet
-    UnreleasedPartitions   it waits for partitions that other members have not given back
-
+Each member comes to its target by its heartbeats: it first gives back what it must not keep, then it gets what is free.
 A partition has one owner at most, from the answer that assigns it until the member confirms that it has given it back,
 leaves or is removed. A member is removed when it sends no heartbeat for SESSION_TIMEOUT_MS, or does not give back
-partitions within its rebalance timeout.
-
-A *static* member has an instance id. When it leaves for a short time (epoch -2), it keeps its target until its session
-ends, and the next member with that instance id gets it.
+partitions within its rebalance timeout. A *static* member has an instance id. When it leaves for a short time (epoch
+-2), it keeps its target until its session ends, and the next member with that instance id gets it.
 
 A target is computed by a heartbeat that finds a change, at once in small groups. Large groups wait between two of them
 (COST_PER_MS), so that computing takes a tenth of the time at most; a member that joins meanwhile has no partitions yet.
@@ -34,6 +26,7 @@ from collections import Counter
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from amqpd.kafka_server import errors
 from amqpd.kafka_server.assignors import (
     ASSIGNORS,
     DEFAULT,
@@ -43,18 +36,6 @@ from amqpd.kafka_server.assignors import (
     Topics,
 )
 from amqpd.kafka_server.groups import GROUP_BYTES_MAX, MEMBERS_MAX, NEVER
-from amqpd.kafka_server.messages import (
-    FENCED_INSTANCE_ID,
-    FENCED_MEMBER_EPOCH,
-    GROUP_MAX_SIZE_REACHED,
-    INVALID_REQUEST,
-    NONE,
-    POLICY_VIOLATION,
-    STALE_MEMBER_EPOCH,
-    UNKNOWN_MEMBER_ID,
-    UNRELEASED_INSTANCE_ID,
-    UNSUPPORTED_ASSIGNOR,
-)
 
 if TYPE_CHECKING:
     from amqpd.auth.internal_backend import User
@@ -82,7 +63,13 @@ LEAVE_STATIC: Final = -2
 
 
 class MemberState(Enum):
-    """How far a member has come on the way to its target."""
+    """The way of a member to its target.
+
+    Attributes:
+        STABLE: the member has its target.
+        UNREVOKED: the member must give back partitions, and has not confirmed it yet.
+        UNRELEASED: the member waits for partitions that other members have not given back.
+    """
 
     STABLE = "Stable"
     UNREVOKED = "UnrevokedPartitions"
@@ -249,7 +236,7 @@ class ConsumerProtocolGroup:
         is_full = request.owned is not None and request.rebalance_timeout_ms >= 0
         is_told = is_repeated or is_full or member.assigned != before
         return HeartbeatAnswer(
-            NONE, None, member.id, member.epoch, self.interval_ms, member.assigned if is_told else None
+            errors.NONE, None, member.id, member.epoch, self.interval_ms, member.assigned if is_told else None
         )
 
     @property
@@ -261,17 +248,17 @@ class ConsumerProtocolGroup:
         """Return the error code for a commit of offsets. Others than members may commit while there are none."""
         if epoch < 0 and not self.members:
             self.idle_since_ms = now_ms
-            return NONE
+            return errors.NONE
         return self.fetch_error(member_id, epoch)
 
     def fetch_error(self, member_id: str | None, epoch: int) -> int:
         """Return the error code for a fetch of offsets. Clients that are no members name no member."""
         if member_id is None and epoch < 0:
-            return NONE
+            return errors.NONE
         member = self.members.get(member_id or "")
         if member is None:
-            return UNKNOWN_MEMBER_ID
-        return NONE if member.epoch == epoch > JOIN else STALE_MEMBER_EPOCH
+            return errors.UNKNOWN_MEMBER_ID
+        return errors.NONE if member.epoch == epoch > JOIN else errors.STALE_MEMBER_EPOCH
 
     def is_subscribed(self, topic_id: bytes) -> bool:
         """Return whether a member has subscribed to the topic."""
@@ -338,51 +325,51 @@ class ConsumerProtocolGroup:
     def _error(self, request: MemberHeartbeat, wanted: Subscription | None) -> tuple[int, str]:
         """Return why the heartbeat is refused."""
         if request.assignor and request.assignor not in ASSIGNORS:
-            return UNSUPPORTED_ASSIGNOR, f"the assignors are {', '.join(ASSIGNORS)}"
+            return errors.UNSUPPORTED_ASSIGNOR, f"the assignors are {', '.join(ASSIGNORS)}"
         error, message = self._join_error(request) if request.epoch == JOIN else self._member_error(request)
         if error or wanted is None or wanted in self._shared:
             return error, message
         if self.subscription_bytes + wanted.size_bytes > GROUP_BYTES_MAX:
-            return POLICY_VIOLATION, f"the subscriptions of a group can have {GROUP_BYTES_MAX} bytes"
+            return errors.POLICY_VIOLATION, f"the subscriptions of a group can have {GROUP_BYTES_MAX} bytes"
         if wanted.pattern and sum(bool(each.pattern) for each in self._shared) >= PATTERNS_MAX:
-            return POLICY_VIOLATION, f"a group can have {PATTERNS_MAX} different regular expressions"
-        return NONE, ""
+            return errors.POLICY_VIOLATION, f"a group can have {PATTERNS_MAX} different regular expressions"
+        return errors.NONE, ""
 
     def _join_error(self, request: MemberHeartbeat) -> tuple[int, str]:
         if request.owned or request.owned is None or request.rebalance_timeout_ms < 0:
-            return INVALID_REQUEST, "a member that joins has a rebalance timeout and an empty list of partitions"
+            return errors.INVALID_REQUEST, "a member that joins has a rebalance timeout and an empty list of partitions"
         if request.names is None and request.pattern is None:
-            return INVALID_REQUEST, "a member that joins subscribes to topics"
+            return errors.INVALID_REQUEST, "a member that joins subscribes to topics"
         instance_id = request.instance_id
         member = self.members.get(request.member_id)
         current = self.members.get(self._static.get(instance_id, "")) if instance_id is not None else None
         if current is not None and current is not member and current.epoch != LEAVE_STATIC:
-            return UNRELEASED_INSTANCE_ID, "another member has this instance id"
+            return errors.UNRELEASED_INSTANCE_ID, "another member has this instance id"
         if member is not None and member.instance_id != instance_id:
-            return FENCED_INSTANCE_ID, "the member has another instance id"
+            return errors.FENCED_INSTANCE_ID, "the member has another instance id"
         if member is None and current is None and len(self.members) >= MEMBERS_MAX:
-            return GROUP_MAX_SIZE_REACHED, f"a group can have {MEMBERS_MAX} members"
-        return NONE, ""
+            return errors.GROUP_MAX_SIZE_REACHED, f"a group can have {MEMBERS_MAX} members"
+        return errors.NONE, ""
 
     def _member_error(self, request: MemberHeartbeat) -> tuple[int, str]:
         """Return why the sender is not a member with this epoch."""
         if request.instance_id is not None:
             current = self._static.get(request.instance_id)
             if current is None:
-                return UNKNOWN_MEMBER_ID, "no member has this instance id"
+                return errors.UNKNOWN_MEMBER_ID, "no member has this instance id"
             if current != request.member_id:
-                return FENCED_INSTANCE_ID, "another member has this instance id"
+                return errors.FENCED_INSTANCE_ID, "another member has this instance id"
         member = self.members.get(request.member_id)
         if member is None:
-            return UNKNOWN_MEMBER_ID, "not a member of the group"
+            return errors.UNKNOWN_MEMBER_ID, "not a member of the group"
         if request.epoch == LEAVE_STATIC and member.instance_id is None:
-            return INVALID_REQUEST, "a member without an instance id leaves with epoch -1"
+            return errors.INVALID_REQUEST, "a member without an instance id leaves with epoch -1"
         if request.epoch in (LEAVE, LEAVE_STATIC, member.epoch):
-            return NONE, ""
+            return errors.NONE, ""
         was_lost = request.epoch == member.previous_epoch < member.epoch  # the answer with the epoch
         if was_lost and request.owned is not None and request.owned <= member.assigned:
-            return NONE, ""
-        return FENCED_MEMBER_EPOCH, f"the member's epoch is {member.epoch}: join again, without partitions"
+            return errors.NONE, ""
+        return errors.FENCED_MEMBER_EPOCH, f"the member's epoch is {member.epoch}: join again, without partitions"
 
     # -- members
 
@@ -413,7 +400,7 @@ class ConsumerProtocolGroup:
         else:
             self._remove(member)
             self.idle_since_ms = now_ms
-        return HeartbeatAnswer(NONE, None, member.id, request.epoch)
+        return HeartbeatAnswer(errors.NONE, None, member.id, request.epoch)
 
     def _remove(self, member: ReconcilingMember) -> None:
         self._assign(member, MemberState.STABLE, LEAVE, NO_PARTITIONS)

@@ -1,21 +1,13 @@
 """The coordinator of consumer groups: FindCoordinator, JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
-groups.py decides, this module has the clock, the timers and the connections. Groups of the consumer protocol are here,
-too; their requests are in consumer_group_requests.py. The requests about committed offsets are in group_offsets.py,
-those about groups as a whole in group_admin.py. committed_offsets.py has the log of the offsets.
-
-A group belongs to a vhost: two vhosts may have groups of one name. Requests about a group need read permission for its
-name, DeleteGroups configure permission. Committing and fetching offsets needs read permission on the topic, too.
-
-Members are in memory only, so after a restart of the broker they join again; their offsets are there. One timer per
-group ends sessions and rebalances. A closed connection does not remove its member, its session timeout does; only the
-answer that waits is dropped.
+groups.py and consumer_group.py decide, this module has the clock, the timers and the connections. A group belongs to a
+vhost: two vhosts may have groups of one name. Members are in memory only, so after a restart of the broker they join
+again. A closed connection does not remove its member, its session timeout does; only the answer that waits is dropped.
 
 A group without members and offsets is forgotten. A sweep removes the offsets of a group that has had neither members
 nor commits for OFFSETS_KEPT_MS, counted again from each start of the broker. It also removes those of deleted vhosts
-and topics, which are void at once.
-
-A group is deleted in slices. Until its offsets are removed, requests about it get 15, and nothing can be committed.
+and topics, which are void at once. Until the offsets of a deleted group are removed, requests about it get 15, and
+nothing can be committed.
 """
 
 from __future__ import annotations
@@ -25,30 +17,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from amqpd.broker.flow.timers import CallTimer
-from amqpd.kafka_server import consumer_group_requests, group_admin, group_offsets, topics
+from amqpd.kafka_server import consumer_group_requests, errors, group_admin, group_offsets, topics
 from amqpd.kafka_server.committed_offsets import CommittedOffset, CommittedOffsets, NewOffset, OffsetKey
 from amqpd.kafka_server.compacted_log import LogHost
-from amqpd.kafka_server.connection import Api, Call
+from amqpd.kafka_server.connection import Call, typed_api
 from amqpd.kafka_server.consumer_group import ConsumerProtocolGroup
 from amqpd.kafka_server.groups import ConsumerGroup, JoinAnswer, JoinRequest, SyncAnswer, SyncRequest
-from amqpd.kafka_server.messages import (
-    COORDINATOR_LOAD_IN_PROGRESS,
-    COORDINATOR_NOT_AVAILABLE,
-    GROUP_AUTHORIZATION_FAILED,
-    INCONSISTENT_GROUP_PROTOCOL,
-    INVALID_GROUP_ID,
-    INVALID_REQUEST,
-    INVALID_SESSION_TIMEOUT,
-    NAME_MAX,
-    NODE_ID,
-    NONE,
-    POLICY_VIOLATION,
-    UNKNOWN_MEMBER_ID,
-    api_types,
-)
+from amqpd.kafka_server.messages import NAME_MAX, NODE_ID
 from amqpd.kafka_server.pace import Pace, Steps
 from amqpd.kafka_server.topics import Permission, is_permitted, record_refusal
 from amqpd.kafka_server.transaction_coordinator import TransactionCoordinator
@@ -76,6 +54,9 @@ GROUP_KEY: Final = 0
 TRANSACTION_KEY: Final = 1
 
 
+G = TypeVar("G", ConsumerGroup, ConsumerProtocolGroup)
+
+
 class GroupEntry:
     """A group with its timer.
 
@@ -90,25 +71,19 @@ class GroupEntry:
         self.is_used = False
         self.timer = CallTimer(partial(on_time, self))
 
-    def classic_group(self, now_ms: int) -> ConsumerGroup | None:
-        """Return the group as one of the classic protocol; None if it has members of the other one."""
-        group = self.group
-        if isinstance(group, ConsumerGroup):
-            return group
-        if not group.is_unused:
-            return None
-        self.group = classic = ConsumerGroup(group.name, now_ms)
-        return classic
+    def group_of(self, kind: type[G], now_ms: int) -> G | None:
+        """Return the group as one of this protocol; None if it has members of the other one."""
+        if not isinstance(self.group, kind):
+            if not self.group.is_unused:
+                return None
+            self.group = kind(self.group.name, now_ms)
+        return self.group
 
-    def consumer_group(self, now_ms: int) -> ConsumerProtocolGroup | None:
-        """Return the group as one of the consumer protocol; None if it has members of the other one."""
-        group = self.group
-        if isinstance(group, ConsumerProtocolGroup):
-            return group
-        if not group.is_unused:
-            return None
-        self.group = consumer = ConsumerProtocolGroup(group.name, now_ms)
-        return consumer
+    def commit_error(self, member_id: str, instance_id: str | None, generation: int, now_ms: int) -> int:
+        """Return the error code for a commit of offsets. generation: or epoch of the member."""
+        if isinstance(self.group, ConsumerProtocolGroup):
+            return self.group.commit_error(member_id, generation, now_ms)
+        return self.group.commit_error(member_id, instance_id, generation, now_ms)
 
 
 class GroupCoordinator:
@@ -116,7 +91,7 @@ class GroupCoordinator:
 
     Attributes:
         offsets: committed offsets.
-        on_sweep: calls at the begin of a sweep.
+        on_sweep: functions that return steps of each sweep.
         transactions: the coordinator of transactions, whose offsets are pending here.
     """
 
@@ -129,13 +104,13 @@ class GroupCoordinator:
             self._on_loaded,
             self._existing,
         )
-        self.transactions = TransactionCoordinator(broker, self.offsets, pace)
+        self.transactions = TransactionCoordinator(broker, self.offsets, pace, self._sweep_now)
         self._entries: dict[str, dict[str, GroupEntry]] = {}  # vhost id -> name -> group
         self._deleting: set[tuple[str, str]] = set()  # vhost id and name of groups whose offsets are being removed
         self._used: Counter[str] = Counter()  # vhost id -> groups with members
         self._size_bytes = 0
         self._sweep_timer = CallTimer(self._sweep)
-        self.on_sweep: list[Callable[[], None]] = []
+        self.on_sweep: list[Callable[[], Iterator[None]]] = [self.transactions.swept]
         self._sweep_steps: Iterator[None] = iter(())
 
     def start(self) -> None:
@@ -159,7 +134,6 @@ class GroupCoordinator:
 
     def vhost_deleted(self) -> None:
         """Remove the groups of a deleted vhost, and its offsets and transactional ids soon."""
-        self.transactions.vhost_deleted()
         for vhost_id in self._entries.keys() - {vhost.id for vhost in self.broker.vhosts.values()}:
             self._used.pop(vhost_id, None)
             for entry in self._entries.pop(vhost_id).values():
@@ -181,19 +155,19 @@ class GroupCoordinator:
             kind: the permission that the user needs for the group's name.
         """
         if not 0 < len(name) <= NAME_MAX:
-            return INVALID_GROUP_ID
+            return errors.INVALID_GROUP_ID
         if not is_permitted(session, name, kind):
             record_refusal(session, "group", f"group '{name}'")
-            return GROUP_AUTHORIZATION_FAILED
+            return errors.GROUP_AUTHORIZATION_FAILED
         if self.is_deleting(session.vhost, name):
-            return COORDINATOR_NOT_AVAILABLE
+            return errors.COORDINATOR_NOT_AVAILABLE
         return self.load_error()
 
     def load_error(self) -> int:
         """Return 14 while the offsets are read, 15 if that failed, 0 afterwards."""
         if self.offsets.load():
-            return NONE
-        return COORDINATOR_NOT_AVAILABLE if self.offsets.has_failed else COORDINATOR_LOAD_IN_PROGRESS
+            return errors.NONE
+        return errors.COORDINATOR_NOT_AVAILABLE if self.offsets.has_failed else errors.COORDINATOR_LOAD_IN_PROGRESS
 
     def find(self, vhost: VHost, name: str) -> GroupEntry | None:
         """Return the group if it has members or offsets."""
@@ -293,8 +267,8 @@ class GroupCoordinator:
 
     def _swept(self) -> Iterator[None]:
         """Look at all groups and offsets, one in each step."""
-        for call in self.on_sweep:
-            call()
+        for steps in self.on_sweep:
+            yield from steps()
         offsets = self.offsets
         vhosts = {vhost.id: vhost for vhost in self.broker.vhosts.values()}
         for vhost_id in list({**dict.fromkeys(offsets.vhost_ids()), **self._entries}):
@@ -355,40 +329,30 @@ def _is_of(value: CommittedOffset, queue: Queue | None) -> bool:
 
 
 class _Waiter:
-    """An answer that waits, until its connection is closed."""
+    """An answer that waits, until its connection is closed. answer: sends it."""
 
     def __init__(
-        self, call: Call, coordinator: GroupCoordinator, entry: GroupEntry, group: ConsumerGroup, member_id: str
+        self, call: Call, entry: GroupEntry, group: ConsumerGroup, member_id: str, answer: Callable[[Call, Any], None]
     ) -> None:
-        self.call = call
-        self._coordinator = coordinator
+        self._call = call
+        self._coordinator = call.connection.server.coordinator
         self._entry = entry
         self._group = group
         self._member_id = member_id
+        self._answer = answer
         call.connection.on_close.append(self._closed)
 
-    def joined(self, answer: JoinAnswer) -> None:
-        self._end()
-        self._answer(partial(_answer_join, self.call, answer))
-
-    def synced(self, answer: SyncAnswer) -> None:
-        self._end()
-        self._answer(partial(_answer_sync, self.call, answer))
-
-    def _answer(self, answer: Callable[[], None]) -> None:
-        if len(self._group.members) > ANSWERS_AT_ONCE:
-            self._coordinator.pace.later(answer)
-        else:
-            answer()
-
-    def _end(self) -> None:
-        connection = self.call.connection
+    def done(self, answer: JoinAnswer | SyncAnswer) -> None:
+        connection = self._call.connection
         if not connection.closed:
             connection.on_close.remove(self._closed)
+        if len(self._group.members) > ANSWERS_AT_ONCE:
+            self._coordinator.pace.later(partial(self._answer, self._call, answer))
+        else:
+            self._answer(self._call, answer)
 
     def _closed(self) -> None:
-        done = self.joined if self.call.api.key == JOIN_GROUP else self.synced
-        self._group.drop_waiting(self._member_id, done, self._coordinator.now_ms())
+        self._group.drop_waiting(self._member_id, self.done, self._coordinator.now_ms())
         self._coordinator.changed(self._entry)
 
 
@@ -397,11 +361,11 @@ class _Waiter:
 
 def _find_coordinator(call: Call) -> None:
     request = call.request
-    error = NONE if request.key_type in (GROUP_KEY, TRANSACTION_KEY) else INVALID_REQUEST
-    message = None if error == NONE else "only groups and transactions have a coordinator here"
-    host, port = topics.broker_address(call.connection) if error == NONE else ("", -1)
+    error = errors.NONE if request.key_type in (GROUP_KEY, TRANSACTION_KEY) else errors.INVALID_REQUEST
+    message = None if error == errors.NONE else "only groups and transactions have a coordinator here"
+    host, port = topics.broker_address(call.connection) if error == errors.NONE else ("", -1)
     found = {
-        "node_id": NODE_ID if error == NONE else -1,
+        "node_id": NODE_ID if error == errors.NONE else -1,
         "host": host,
         "port": port,
         "error_code": error,
@@ -442,31 +406,31 @@ def _join_group(call: Call) -> None:
     find = coordinator.find if request.member_id else coordinator.for_member
     entry = find(vhost, request.group_id)
     if entry is None:
-        error = UNKNOWN_MEMBER_ID if request.member_id else POLICY_VIOLATION
+        error = errors.UNKNOWN_MEMBER_ID if request.member_id else errors.POLICY_VIOLATION
         _answer_join(call, JoinAnswer(error, request.member_id))
         return
-    group = entry.classic_group(coordinator.now_ms())
+    group = entry.group_of(ConsumerGroup, coordinator.now_ms())
     if group is None:
-        _answer_join(call, JoinAnswer(INCONSISTENT_GROUP_PROTOCOL, request.member_id))
+        _answer_join(call, JoinAnswer(errors.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
         return
     new_id = f"{instance_id or call.connection.client_id or 'member'}-{secrets.token_hex(16)}"
-    waiter = _Waiter(call, coordinator, entry, group, request.member_id or new_id)
-    group.join(joining, new_id, coordinator.now_ms(), waiter.joined)
+    waiter = _Waiter(call, entry, group, request.member_id or new_id, _answer_join)
+    group.join(joining, new_id, coordinator.now_ms(), waiter.done)
     coordinator.changed(entry)
 
 
 def _join_error(coordinator: GroupCoordinator, joining: JoinRequest) -> int:
     if not SESSION_TIMEOUT_MS_MIN <= joining.session_timeout_ms <= SESSION_TIMEOUT_MS_MAX:
-        return INVALID_SESSION_TIMEOUT
+        return errors.INVALID_SESSION_TIMEOUT
     if joining.instance_id is not None and not 0 < len(joining.instance_id) <= NAME_MAX:
-        return INVALID_REQUEST
+        return errors.INVALID_REQUEST
     if len(joining.protocols) > PROTOCOLS_MAX or len(joining.protocol_type) > NAME_MAX:
-        return POLICY_VIOLATION
-    return NONE if coordinator.has_room(joining.size_bytes) else POLICY_VIOLATION
+        return errors.POLICY_VIOLATION
+    return errors.NONE if coordinator.has_room(joining.size_bytes) else errors.POLICY_VIOLATION
 
 
 def _answer_join(call: Call, answer: JoinAnswer) -> None:
-    is_joined = answer.error == NONE
+    is_joined = answer.error == errors.NONE
     none = "" if call.version < 7 else None
     members = [
         {"member_id": each.member_id, "group_instance_id": each.instance_id, "metadata": each.metadata}
@@ -486,19 +450,27 @@ def _answer_join(call: Call, answer: JoinAnswer) -> None:
     )
 
 
+def _find_group(call: Call) -> tuple[GroupEntry, ConsumerGroup] | int:
+    """Return the group of a request of a member, or an error code."""
+    coordinator = call.connection.server.coordinator
+    error = coordinator.error_for(call.request.group_id, call.session)
+    entry = None if error else coordinator.find(call.session.vhost, call.request.group_id)
+    group = None if entry is None else entry.group_of(ConsumerGroup, coordinator.now_ms())
+    return error or errors.UNKNOWN_MEMBER_ID if entry is None or group is None else (entry, group)
+
+
 def _sync_group(call: Call) -> None:
     request = call.request
     coordinator = call.connection.server.coordinator
-    error = coordinator.error_for(request.group_id, call.session)
-    entry = None if error else coordinator.find(call.session.vhost, request.group_id)
-    group = None if entry is None else entry.classic_group(coordinator.now_ms())
-    if entry is None or group is None:
-        _answer_sync(call, SyncAnswer(error or UNKNOWN_MEMBER_ID))
+    found = _find_group(call)
+    if isinstance(found, int):
+        _answer_sync(call, SyncAnswer(found))
         return
+    entry, group = found
     topics.check_count(len(request.assignments))
     assignments = {each.member_id: bytes(each.assignment) for each in request.assignments}
     if not coordinator.has_room(sum(len(each) for each in assignments.values())):
-        _answer_sync(call, SyncAnswer(POLICY_VIOLATION))
+        _answer_sync(call, SyncAnswer(errors.POLICY_VIOLATION))
         return
     syncing = SyncRequest(
         request.member_id,
@@ -508,13 +480,13 @@ def _sync_group(call: Call) -> None:
         request.protocol_name,
         assignments,
     )
-    waiter = _Waiter(call, coordinator, entry, group, request.member_id)
-    group.sync(syncing, coordinator.now_ms(), waiter.synced)
+    waiter = _Waiter(call, entry, group, request.member_id, _answer_sync)
+    group.sync(syncing, coordinator.now_ms(), waiter.done)
     coordinator.changed(entry)
 
 
 def _answer_sync(call: Call, answer: SyncAnswer) -> None:
-    is_synced = answer.error == NONE
+    is_synced = answer.error == errors.NONE
     call.reply(
         {
             "error_code": answer.error,
@@ -531,17 +503,14 @@ def _answer_sync(call: Call, answer: SyncAnswer) -> None:
 def _heartbeat(call: Call) -> None:
     request = call.request
     coordinator = call.connection.server.coordinator
-    error = coordinator.error_for(request.group_id, call.session)
-    if error == COORDINATOR_LOAD_IN_PROGRESS:  # no error, as in Kafka: clients do not expect one here
-        error = NONE
-    elif error == NONE:
-        entry = coordinator.find(call.session.vhost, request.group_id)
-        error = UNKNOWN_MEMBER_ID
-        now_ms = coordinator.now_ms()
-        group = None if entry is None else entry.classic_group(now_ms)
-        if entry is not None and group is not None:
-            error = group.heartbeat(request.member_id, request.group_instance_id, request.generation_id, now_ms)
-            coordinator.changed(entry)
+    found = _find_group(call)
+    if isinstance(found, int):
+        # While the offsets are read, there is no error, as in Kafka: clients do not expect one here.
+        call.reply({"error_code": errors.NONE if found == errors.COORDINATOR_LOAD_IN_PROGRESS else found})
+        return
+    entry, group = found
+    error = group.heartbeat(request.member_id, request.group_instance_id, request.generation_id, coordinator.now_ms())
+    coordinator.changed(entry)
     call.reply({"error_code": error})
 
 
@@ -554,11 +523,11 @@ def _leave_group(call: Call) -> Steps[None]:
     if call.version >= 3:
         members = [(each.member_id, each.group_instance_id) for each in request.members]
     topics.check_count(len(members))
-    group = None if entry is None else entry.classic_group(coordinator.now_ms())
+    group = None if entry is None else entry.group_of(ConsumerGroup, coordinator.now_ms())
     left: list[dict[str, object]] = []
     for member_id, instance_id in members:
         yield
-        result = UNKNOWN_MEMBER_ID
+        result = errors.UNKNOWN_MEMBER_ID
         if group is not None:
             result = group.leave(member_id, instance_id, coordinator.now_ms())
         left.append({"member_id": member_id, "group_instance_id": instance_id, "error_code": result})
@@ -570,14 +539,12 @@ def _leave_group(call: Call) -> Steps[None]:
         call.reply({"error_code": error, "members": [] if error else left})
 
 
-JOIN_GROUP: Final = 11
-
 APIS: Final = (
-    Api(10, "FindCoordinator", 0, 5, 3, _find_coordinator, *api_types("FindCoordinator")),
-    Api(JOIN_GROUP, "JoinGroup", 0, 9, 6, _join_group, *api_types("JoinGroup")),
-    Api(14, "SyncGroup", 0, 5, 4, _sync_group, *api_types("SyncGroup")),
-    Api(12, "Heartbeat", 0, 4, 4, _heartbeat, *api_types("Heartbeat")),
-    Api(13, "LeaveGroup", 0, 5, 4, _leave_group, *api_types("LeaveGroup")),
+    typed_api(10, "FindCoordinator", 0, 5, 3, _find_coordinator),
+    typed_api(11, "JoinGroup", 0, 9, 6, _join_group),
+    typed_api(14, "SyncGroup", 0, 5, 4, _sync_group),
+    typed_api(12, "Heartbeat", 0, 4, 4, _heartbeat),
+    typed_api(13, "LeaveGroup", 0, 5, 4, _leave_group),
     *group_offsets.APIS,
     *group_admin.APIS,
     *consumer_group_requests.APIS,

@@ -1,21 +1,15 @@
 """Fetch, and the requests that wait for records (`WaitingFetches`). list_offsets.py has ListOffsets.
 
-A response has record batches as they are stored, below the high watermark. A batch is sent whole, also if the wanted
-offset is in its middle; clients skip the rest. The first batch of a response is sent even if it is larger than all
-limits.
-
-A request reads its partitions in their order, each up to PARTITION_BYTES_MAX, without waiting for the disk. If it has
-less than `min_bytes`, it waits. Each rise of a high watermark adds to what it has read, so nothing is read twice. It is
-answered when it has enough, when a partition is full or has an error, or after `max_wait_ms`.
+A request reads its partitions in their order, each up to PARTITION_BYTES_MAX, without waiting for the disk: whole
+batches below the high watermark, the first one even if it is larger than all limits. If it has less than `min_bytes`,
+it waits. Each rise of a high watermark adds to what it has read, so nothing is read twice. It is answered when it has
+enough, when a partition is full or has an error, or after `max_wait_ms`.
 
 The memory of a connection is bounded: its answered, unsent responses and its waiting requests have RESPONSE_BYTES_MAX
 together, plus one batch. Only one request of a connection waits; clients send no second one.
 
 The messages of a classic or quorum queue are read without being taken: those that are ready or unacked now. A request
 gets them as one batch, in which the offsets of settled messages are missing, as after compaction.
-
-There are no fetch sessions (KIP-227): the session id in responses is 0, so clients send full requests. Readers of
-committed records stop at the last stable offset. Batches of aborted transactions are not sent.
 """
 
 from __future__ import annotations
@@ -29,7 +23,7 @@ from uuid import UUID
 
 from amqpd.broker.flow.timers import Timer
 from amqpd.broker.vhost.limit_set import CONSUMER_BYTE_RATE
-from amqpd.kafka_server import topics
+from amqpd.kafka_server import errors, topics
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.fetch_wire import (
     FLEXIBLE,
@@ -42,14 +36,6 @@ from amqpd.kafka_server.fetch_wire import (
 )
 from amqpd.kafka_server.list_offsets import LIST_OFFSETS
 from amqpd.kafka_server.message_records import read_messages
-from amqpd.kafka_server.messages import (
-    NONE,
-    NOT_LEADER_OR_FOLLOWER,
-    OFFSET_OUT_OF_RANGE,
-    STORAGE_ERROR,
-    UNKNOWN_TOPIC_ID,
-    UNKNOWN_TOPIC_OR_PARTITION,
-)
 from amqpd.kafka_server.pace import SLICE_S, Pace, Steps
 from amqpd.kafka_server.quotas import count_bytes
 
@@ -67,7 +53,6 @@ CURSORS_MAX: Final = 64
 """Idle cursors, which continue without a look-up. Each has up to 256 KiB in memory."""
 SLOW_MS: Final = 10_000
 """Time after `max_wait_ms` for a disk that has not delivered, or a log that is being opened."""
-FETCH_SESSION_ID_NOT_FOUND: Final = 70
 
 
 class LogWaiter(Protocol):
@@ -196,7 +181,7 @@ class _Fetch(Timer):
         self._min_bytes = min(request.min_bytes, self._max_bytes)
         self._committed = request.committed
         self._wait_ms = request.max_wait_ms if fetches.add(self) else 0
-        self._gone = UNKNOWN_TOPIC_ID if call.version >= TOPIC_IDS else UNKNOWN_TOPIC_OR_PARTITION
+        self._gone = errors.UNKNOWN_TOPIC_ID if call.version >= TOPIC_IDS else errors.UNKNOWN_TOPIC_OR_PARTITION
         self._done = False
         self._expired = self._wait_ms <= 0
         self._slow = False  # the timer is that of SLOW_MS
@@ -284,7 +269,7 @@ class _Fetch(Timer):
         each.stable_end = store.last_stable_offset
         # Offsets from the high watermark to the end exist, and will soon be readable.
         if not each.parts and not store.segment_start() <= each.offset <= store.next_offset:
-            self._fail(each, OFFSET_OUT_OF_RANGE)
+            self._fail(each, errors.OFFSET_OUT_OF_RANGE)
             return True
         if each.offset >= (each.stable_end if self._committed else each.high_watermark):
             return True
@@ -311,7 +296,7 @@ class _Fetch(Timer):
         except OSError as error:
             cursor.close()
             log.error("queue '%s' cannot be read: %s", store.name, error, extra=self.call.connection.log_fields())
-            self._fail(each, STORAGE_ERROR)
+            self._fail(each, errors.STORAGE_ERROR)
             return True
         each.parts += batches.parts
         if self._committed:
@@ -360,11 +345,11 @@ class _Fetch(Timer):
     def _answer(self) -> None:
         for topic in self._topics:
             for each in topic.partitions:
-                if each.store is None and each.error_code == NONE:
-                    each.error_code = NOT_LEADER_OR_FOLLOWER  # its log is still being opened: clients try again
+                if each.store is None and each.error_code == errors.NONE:
+                    each.error_code = errors.NOT_LEADER_OR_FOLLOWER  # its log is still being opened: clients try again
         self._end()
         throttle_ms = count_bytes(self.call, CONSUMER_BYTE_RATE, self.size_bytes)
-        self._fetches.pace.run(self.call.connection, _answer_steps(self.call, NONE, self._topics, throttle_ms))
+        self._fetches.pace.run(self.call.connection, _answer_steps(self.call, errors.NONE, self._topics, throttle_ms))
         self._topics = []
 
     def cancel(self) -> None:
@@ -391,12 +376,12 @@ def _answer_steps(call: Call, error_code: int, answered: list[FetchTopic], throt
 def _fetch(call: Call) -> Steps[None]:
     request = yield from decode_steps(call.frame, call.header)
     if request.session_id != 0:
-        yield from _answer_steps(call, FETCH_SESSION_ID_NOT_FOUND, [])
+        yield from _answer_steps(call, errors.FETCH_SESSION_ID_NOT_FOUND, [])
         return
     call.frame = b""  # a request that waits does not keep it
     bytes_max = call.connection.server.quotas.fetch_bytes(call)
     if bytes_max == 0:
-        yield from _answer_steps(call, NONE, [], count_bytes(call, CONSUMER_BYTE_RATE, 0))
+        yield from _answer_steps(call, errors.NONE, [], count_bytes(call, CONSUMER_BYTE_RATE, 0))
         return
     yield from _Fetch(call.connection.server.fetches, call, request, bytes_max).begin()
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from amqpd.kafka_server.messages import NONE, MalformedRequest, RequestHeader
+from amqpd.kafka_server.messages import MalformedRequest, RequestHeader
 from amqpd.kafka_server.pace import Steps
 from amqpd.kafka_server.request_reader import INT16, INT32, UUID_SIZE, RequestReader, encoded_length
+from amqpd.kafka_server.topics import WantedPartition
 
 if TYPE_CHECKING:
-    from amqpd.broker.queue.queue import Queue
-    from amqpd.storage.queue_log import Cursor, QueueLog
+    from amqpd.storage.queue_log import Cursor
 
 FLEXIBLE: Final = 12
 TOPIC_IDS: Final = 13
@@ -40,7 +40,7 @@ _ABORTED: Final = struct.Struct(">qq")  # producer, first offset
 _NO_REPLICA: Final = b"\xff\xff\xff\xff"
 
 
-class FetchPartition:
+class FetchPartition(WantedPartition):
     """A partition of a request, and what is read for it.
 
     Attributes:
@@ -51,43 +51,32 @@ class FetchPartition:
         stable_end: the last stable offset.
         abort_markers: (producer, offset) of the abort markers in `parts`, for readers of committed records.
         cursor: kept while the disk is being read.
-        queue: the stream, or the classic or quorum queue whose messages are read.
     """
 
     __slots__ = (
         "abort_markers",
         "cursor",
-        "error_code",
         "high_watermark",
-        "index",
         "is_full",
         "is_unread",
         "log_start",
         "offset",
         "parts",
-        "queue",
         "size_bytes",
         "size_bytes_max",
         "stable_end",
-        "store",
     )
 
     def __init__(self, index: int, offset: int, size_bytes_max: int) -> None:
-        self.index = index
+        super().__init__(index)
         self.offset = offset
         self.size_bytes_max = size_bytes_max
-        self.error_code = NONE
-        self.high_watermark = -1
-        self.stable_end = -1
-        self.log_start = -1
+        self.high_watermark = self.stable_end = self.log_start = -1
         self.abort_markers: list[tuple[int, int]] = []
         self.parts: list[bytes] = []
         self.size_bytes = 0
-        self.is_full = False
-        self.is_unread = False
-        self.store: QueueLog | None = None
+        self.is_full = self.is_unread = False
         self.cursor: Cursor | None = None
-        self.queue: Queue | None = None
 
 
 class FetchTopic(NamedTuple):

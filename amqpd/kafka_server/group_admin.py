@@ -8,19 +8,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.kafka_server.connection import Api, Call
+from amqpd.kafka_server import errors
+from amqpd.kafka_server.connection import Call, typed_api
 from amqpd.kafka_server.groups import ConsumerGroup, GroupState
-from amqpd.kafka_server.messages import (
-    COORDINATOR_NOT_AVAILABLE,
-    GROUP_ID_NOT_FOUND,
-    NON_EMPTY_GROUP,
-    NONE,
-    POLICY_VIOLATION,
-    MalformedRequest,
-    api_types,
-)
 from amqpd.kafka_server.pace import Steps
-from amqpd.kafka_server.topics import is_permitted
+from amqpd.kafka_server.topics import check_count, is_permitted
 
 if TYPE_CHECKING:
     from amqpd.kafka_server.consumer_group import ConsumerProtocolGroup
@@ -38,8 +30,7 @@ SHARE: Final = "share"
 
 def _names(names: list[str]) -> list[str]:
     """Return the names, each once. Raises: MalformedRequest if there are too many."""
-    if len(names) > GROUPS_MAX:
-        raise MalformedRequest(f"{len(names)} groups in one request; at most {GROUPS_MAX} are accepted")
+    check_count(len(names), GROUPS_MAX)
     return list(dict.fromkeys(names))
 
 
@@ -57,7 +48,7 @@ def _describe_groups(call: Call) -> Steps[None]:
             continue
         size_bytes += group.size_bytes + MEMBER_BYTES * len(group.members)
         if size_bytes > DESCRIBED_BYTES_MAX:
-            described.append({"group_id": name, "error_code": POLICY_VIOLATION})
+            described.append({"group_id": name, "error_code": errors.POLICY_VIOLATION})
         else:
             described.append(_described(group))
     call.reply({"groups": described})
@@ -66,10 +57,10 @@ def _describe_groups(call: Call) -> Steps[None]:
 def _absent(call: Call, name: str, error: int, group: ConsumerProtocolGroup | None) -> dict[str, Any]:
     """Describe a group that does not exist or is not of the classic protocol, as Kafka does."""
     fields: dict[str, Any] = {"group_id": name, "error_code": error, "group_state": ""}
-    if error == NONE:
+    if error == errors.NONE:
         fields["group_state"] = GroupState.DEAD.value
         if call.version >= 6:
-            fields["error_code"] = GROUP_ID_NOT_FOUND
+            fields["error_code"] = errors.GROUP_ID_NOT_FOUND
             fields["error_message"] = "no such group" if group is None else "not a group of the classic protocol"
     return fields
 
@@ -89,7 +80,7 @@ def _described(group: ConsumerGroup) -> dict[str, Any]:
         members.append(fields)
     return {
         "group_id": group.name,
-        "error_code": NONE,
+        "error_code": errors.NONE,
         "group_state": group.state.value,
         "protocol_type": group.protocol_type,
         "protocol_data": group.protocol if is_stable else "",
@@ -101,7 +92,7 @@ def _list_groups(call: Call) -> Steps[None]:
     coordinator = call.connection.server.coordinator
     error = coordinator.load_error()
     listed: list[dict[str, Any]] = []
-    if error == NONE:
+    if error == errors.NONE:
         states = {each.lower() for each in call.request.states_filter}
         types = {each.lower() for each in call.request.types_filter}
         for entry in coordinator.entries(call.session.vhost):
@@ -130,7 +121,7 @@ def _share_groups(call: Call, states: set[str]) -> list[dict[str, Any]]:
     return [
         {"group_id": name, "protocol_type": SHARE, "group_state": state, "group_type": SHARE}
         for name, state in found.items()
-        if not states or state.lower() in states
+        if is_permitted(call.session, name, "read") and (not states or state.lower() in states)
     ]
 
 
@@ -149,7 +140,7 @@ def _delete_groups(call: Call) -> Steps[None]:
 
     def deleted(name: str, safe: bool) -> None:
         """Set the result when the removal is synced. If it is not, the group is still there: 15."""
-        results[name] = NONE if safe else COORDINATOR_NOT_AVAILABLE
+        results[name] = errors.NONE if safe else errors.COORDINATOR_NOT_AVAILABLE
         end_one()
 
     for name in _names(call.request.groups_names):
@@ -161,18 +152,18 @@ def _delete_groups(call: Call) -> Steps[None]:
             left += 1
             coordinator.delete(entry, partial(deleted, name))
         elif entry is None and not error and server.share_groups.find(vhost, name) is not None:
-            results[name] = NON_EMPTY_GROUP
+            results[name] = errors.NON_EMPTY_GROUP
         elif entry is None and not error and server.share_states.partitions_of(vhost, name):
             left += 1
             server.share_sessions.end_group(vhost.id, name)
             server.share_streams.remove_group(vhost, name, partial(deleted, name))
         elif not error:
-            results[name] = GROUP_ID_NOT_FOUND if entry is None else NON_EMPTY_GROUP
+            results[name] = errors.GROUP_ID_NOT_FOUND if entry is None else errors.NON_EMPTY_GROUP
     end_one()
 
 
 APIS: Final = (
-    Api(15, "DescribeGroups", 0, 6, 5, _describe_groups, *api_types("DescribeGroups")),
-    Api(16, "ListGroups", 0, 5, 3, _list_groups, *api_types("ListGroups")),
-    Api(42, "DeleteGroups", 0, 2, 2, _delete_groups, *api_types("DeleteGroups")),
+    typed_api(15, "DescribeGroups", 0, 6, 5, _describe_groups),
+    typed_api(16, "ListGroups", 0, 5, 3, _list_groups),
+    typed_api(42, "DeleteGroups", 0, 2, 2, _delete_groups),
 )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.kafka_server.committed_offsets import OffsetKey
 from amqpd.kafka_server.group_admin import CLASSIC, CONSUMER
 from amqpd.kafka_server.group_topics import topic_names
 from amqpd.kafka_server.groups import ConsumerGroup, GroupState
+from amqpd.kafka_server.messages import MalformedRequest
+from amqpd.kafka_server.request_reader import RequestReader
 from amqpd.kafka_server.topics import partition_queue, topic_of_name
 
 if TYPE_CHECKING:
@@ -125,7 +127,7 @@ class GroupListing:
             for topic_id, index in sorted(member.assigned)[:left]:
                 if topic_id in names:
                     indexes.setdefault(names[topic_id], []).append(index)
-            left -= len(member.assigned)
+            left = max(left - len(member.assigned), 0)
             assigned = {topic: tuple(found) for topic, found in indexes.items()}
             yield MemberSummary(member.id, member.instance_id, member.client_id, member.host, assigned)
 
@@ -171,24 +173,19 @@ def summary_of(entry: GroupEntry) -> GroupSummary:
 
 
 def decode_assignment(data: bytes, partitions_max: int) -> Assignment:
-    """Return the partitions in an assignment of the protocol type `consumer`, at most so many.
+    """Return the partitions in an assignment of the protocol type `consumer`, at most so many, of as many topics.
 
     It has a version (int16) and an array of topics, each with its name and an array of partitions (int32). What is
     damaged is left out.
     """
     assignment: Assignment = {}
-    try:
-        count, position = struct.unpack_from(">i", data, 2)[0], 6
-        for _ in range(min(count, partitions_max)):
-            size = struct.unpack_from(">H", data, position)[0]
-            topic = data[position + 2 : position + 2 + size].decode("utf-8", "replace")
-            position += 2 + size
-            number = struct.unpack_from(">i", data, position)[0]
-            if not 0 <= number <= (len(data) - position - 4) // 4:
+    reader = RequestReader(data, 0, flexible=False)
+    with suppress(MalformedRequest):
+        reader.int16()
+        for _ in range(min(reader.count(len(data)), partitions_max)):
+            if partitions_max == 0:
                 break
-            assignment[topic] = struct.unpack_from(f">{min(number, partitions_max)}i", data, position + 4)
+            topic = reader.string().decode("utf-8", "replace")
+            assignment[topic] = tuple(reader.int32s()[:partitions_max])
             partitions_max -= len(assignment[topic])
-            position += 4 + 4 * number
-    except struct.error:
-        pass  # shorter than its counts say
     return assignment

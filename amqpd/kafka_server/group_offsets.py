@@ -13,28 +13,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.kafka_server import topics
+from amqpd.kafka_server import errors, topics
 from amqpd.kafka_server.committed_offsets import METADATA_MAX, CommittedOffset, NewOffset, OffsetKey
-from amqpd.kafka_server.connection import Api, Call
+from amqpd.kafka_server.connection import Call, typed_api
 from amqpd.kafka_server.consumer_group import ConsumerProtocolGroup
 from amqpd.kafka_server.groups import ConsumerGroup, GroupState
-from amqpd.kafka_server.messages import (
-    COORDINATOR_NOT_AVAILABLE,
-    GROUP_ID_NOT_FOUND,
-    GROUP_SUBSCRIBED_TO_TOPIC,
-    ILLEGAL_GENERATION,
-    INVALID_COMMIT_OFFSET_SIZE,
-    NON_EMPTY_GROUP,
-    NONE,
-    OFFSET_METADATA_TOO_LARGE,
-    TOPIC_AUTHORIZATION_FAILED,
-    UNKNOWN_TOPIC_OR_PARTITION,
-    UNSTABLE_OFFSET_COMMIT,
-    UNSUPPORTED_VERSION,
-    MalformedRequest,
-    api_types,
-)
+from amqpd.kafka_server.messages import MalformedRequest
 from amqpd.kafka_server.pace import Steps
+from amqpd.kafka_server.request_reader import RequestReader
 
 if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
@@ -79,7 +65,7 @@ def is_too_large(call: Call) -> bool:
     results: OffsetResults = {}
     for topic in call.request.topics:
         codes = results.setdefault(topic.name, {})
-        codes.update((each.partition_index, INVALID_COMMIT_OFFSET_SIZE) for each in topic.partitions)
+        codes.update((each.partition_index, errors.INVALID_COMMIT_OFFSET_SIZE) for each in topic.partitions)
     answer_offsets(call, results, True)
     return True
 
@@ -112,7 +98,7 @@ def collect_offsets(
             if isinstance(own, int):
                 codes[index] = own
             elif len(metadata) > METADATA_MAX:
-                codes[index] = OFFSET_METADATA_TOO_LARGE
+                codes[index] = errors.OFFSET_METADATA_TOO_LARGE
             else:
                 stream_id = bytes.fromhex(own.queue.id)
                 value = CommittedOffset(
@@ -122,15 +108,15 @@ def collect_offsets(
                 added = value.size_bytes - (0 if old is None else old.size_bytes)
                 if added <= 0 or coordinator.offsets.has_room(vhost.id, size_bytes + added):
                     size_bytes += added
-                    codes[index] = NONE
+                    codes[index] = errors.NONE
                     offsets.append((OffsetKey(vhost.id, request.group_id, topic.name, index), value))
                     queues.append(own.queue)
                 else:
-                    codes[index] = INVALID_COMMIT_OFFSET_SIZE
+                    codes[index] = errors.INVALID_COMMIT_OFFSET_SIZE
     if any(queue.deleted for queue in queues):
         for (key, _), queue in zip(offsets, queues, strict=True):
             if queue.deleted:
-                results[key.topic][key.partition] = UNKNOWN_TOPIC_OR_PARTITION
+                results[key.topic][key.partition] = errors.UNKNOWN_TOPIC_OR_PARTITION
         offsets = [offset for offset, queue in zip(offsets, queues, strict=True) if not queue.deleted]
     return results, offsets
 
@@ -147,16 +133,12 @@ def _committing_group(call: Call, coordinator: GroupCoordinator) -> GroupEntry |
     vhost = call.session.vhost
     entry = coordinator.find(vhost, request.group_id)
     if entry is None and generation >= 0:
-        return GROUP_ID_NOT_FOUND if call.version >= EPOCHS else ILLEGAL_GENERATION
+        return errors.GROUP_ID_NOT_FOUND if call.version >= EPOCHS else errors.ILLEGAL_GENERATION
     if entry is None:
         entry = coordinator.find_or_add(vhost, request.group_id)
-    group = entry.group
-    if isinstance(group, ConsumerProtocolGroup):
-        error = group.commit_error(request.member_id, generation, coordinator.now_ms())
-        if error == NONE and generation >= 0 and call.version < EPOCHS:
-            error = UNSUPPORTED_VERSION
-    else:
-        error = group.commit_error(request.member_id, request.group_instance_id, generation, coordinator.now_ms())
+    error = entry.commit_error(request.member_id, request.group_instance_id, generation, coordinator.now_ms())
+    if not error and generation >= 0 and call.version < EPOCHS and isinstance(entry.group, ConsumerProtocolGroup):
+        error = errors.UNSUPPORTED_VERSION
     return error or entry
 
 
@@ -173,7 +155,7 @@ def answer_offsets(call: Call, results: OffsetResults, safe: bool) -> None:
         return
     if not safe:
         results = {
-            name: {index: code or COORDINATOR_NOT_AVAILABLE for index, code in codes.items()}
+            name: {index: code or errors.COORDINATOR_NOT_AVAILABLE for index, code in codes.items()}
             for name, codes in results.items()
         }
     call.reply({"topics": _topics_of(results)})
@@ -198,8 +180,7 @@ def _offset_fetch(call: Call) -> None:
     if call.version < 8:
         topics.check_partitions((each.partition_indexes for each in request.topics or ()), PARTITIONS_MAX)
     else:
-        if len(request.groups) > GROUPS_MAX:
-            raise MalformedRequest(f"{len(request.groups)} groups in one request; at most {GROUPS_MAX} are accepted")
+        topics.check_count(len(request.groups), GROUPS_MAX)
         topics.check_partitions(
             (topic.partition_indexes for each in request.groups for topic in each.topics or ()), PARTITIONS_MAX
         )
@@ -221,7 +202,7 @@ def _fetch_steps(call: Call) -> Steps[None]:
     for each in request.groups:
         yield
         error = coordinator.error_for(each.group_id, call.session)
-        if error == NONE:
+        if error == errors.NONE:
             error = _fetch_error(call, each)
         groups.append((yield from _fetched(call, each.group_id, each.topics, error, request.require_stable)))
     call.reply({"groups": groups})
@@ -232,7 +213,7 @@ def _fetch_error(call: Call, wanted: Any) -> int:
     entry = call.connection.server.coordinator.find(call.session.vhost, wanted.group_id)
     group = None if entry is None else entry.group
     if not isinstance(group, ConsumerProtocolGroup):
-        return NONE
+        return errors.NONE
     return group.fetch_error(wanted.member_id, wanted.member_epoch)
 
 
@@ -261,15 +242,17 @@ def _fetched(call: Call, name: str, wanted: Any, error: int, stable: bool) -> St
     for topic, indexes in asked.items():
         yield
         code = error
-        if not code and topics.find_topic(call.session, topic, "read") == TOPIC_AUTHORIZATION_FAILED:
-            code = TOPIC_AUTHORIZATION_FAILED
+        if not code and topics.find_topic(call.session, topic, "read") == errors.TOPIC_AUTHORIZATION_FAILED:
+            code = errors.TOPIC_AUTHORIZATION_FAILED
         shown: list[Fields] = []
         for index in indexes:
             yield
             shown.append(_partition(call, OffsetKey(vhost.id, name, topic, index), code, stable))
         if wanted is None:  # what the user may not read, and what was deleted, is left out
             shown = [
-                each for each in shown if each["committed_offset"] >= 0 or each["error_code"] == UNSTABLE_OFFSET_COMMIT
+                each
+                for each in shown
+                if each["committed_offset"] >= 0 or each["error_code"] == errors.UNSTABLE_OFFSET_COMMIT
             ]
         if shown or wanted is not None:
             answer["topics"].append({"name": topic, "partitions": shown})
@@ -279,9 +262,9 @@ def _fetched(call: Call, name: str, wanted: Any, error: int, stable: bool) -> St
 def _partition(call: Call, key: OffsetKey, error: int, stable: bool) -> Fields:
     value = None
     coordinator, vhost = call.connection.server.coordinator, call.session.vhost
-    if error == NONE and stable and coordinator.is_pending(vhost, key):
-        error = UNSTABLE_OFFSET_COMMIT
-    if error == NONE:
+    if error == errors.NONE and stable and coordinator.is_pending(vhost, key):
+        error = errors.UNSTABLE_OFFSET_COMMIT
+    if error == errors.NONE:
         value = coordinator.committed(vhost, key)
     return {
         "partition_index": key.partition,
@@ -307,31 +290,32 @@ def _offset_delete(call: Call) -> Steps[None]:
     error = coordinator.error_for(request.group_id, call.session)
     entry = None if error else coordinator.find(vhost, request.group_id)
     if entry is None:
-        call.reply({"error_code": error or GROUP_ID_NOT_FOUND})
+        call.reply({"error_code": error or errors.GROUP_ID_NOT_FOUND})
         return
     group = entry.group
     subscribed: set[str] | None = set()
     if isinstance(group, ConsumerGroup) and group.state is not GroupState.EMPTY:
         if group.protocol_type != "consumer":
-            call.reply({"error_code": NON_EMPTY_GROUP})
+            call.reply({"error_code": errors.NON_EMPTY_GROUP})
             return
         generation, members = group.generation, list(group.members.values())
         subscribed = yield from subscribed_topics([metadata for each in members for _, metadata in each.protocols])
         if entry.group is not group or group.generation != generation or list(group.members.values()) != members:
-            call.reply({"error_code": COORDINATOR_NOT_AVAILABLE})  # members have changed meanwhile: clients try again
+            # Members have changed meanwhile: clients try again.
+            call.reply({"error_code": errors.COORDINATOR_NOT_AVAILABLE})
             return
     results: OffsetResults = {}
     changes: list[tuple[OffsetKey, CommittedOffset | None]] = []
     offsets = coordinator.offsets.of_group(vhost.id, group.name)
     for topic in request.topics:
         own = found[topic.name]
-        code = own if isinstance(own, int) else NONE
+        code = own if isinstance(own, int) else errors.NONE
         partition_count = 0
         if isinstance(own, topics.PartitionedTopic):
             is_subscribed = subscribed is None or topic.name in subscribed
             if isinstance(group, ConsumerProtocolGroup):
                 is_subscribed = group.is_subscribed(own.id.bytes)
-            code = GROUP_SUBSCRIBED_TO_TOPIC if is_subscribed else NONE
+            code = errors.GROUP_SUBSCRIBED_TO_TOPIC if is_subscribed else errors.NONE
             partition_count = len(own.partitions)
         codes = results.setdefault(topic.name, {})
         for partition in topic.partitions:
@@ -339,16 +323,18 @@ def _offset_delete(call: Call) -> Steps[None]:
             codes[index] = code
             key = OffsetKey(vhost.id, group.name, topic.name, index)
             exists = 0 <= index < partition_count  # it may have an offset that is not synced yet
-            if code == NONE and (exists or (topic.name, index) in offsets or coordinator.offsets.is_pending(key)):
+            if code == errors.NONE and (
+                exists or (topic.name, index) in offsets or coordinator.offsets.is_pending(key)
+            ):
                 changes.append((key, None))
-            elif code == NONE:
-                codes[index] = UNKNOWN_TOPIC_OR_PARTITION
+            elif code == errors.NONE:
+                codes[index] = errors.UNKNOWN_TOPIC_OR_PARTITION
     coordinator.offsets.change(changes, partial(_deleted, call, coordinator, entry, results))
 
 
 def _deleted(call: Call, coordinator: GroupCoordinator, entry: GroupEntry, results: OffsetResults, safe: bool) -> None:
     coordinator.changed(entry)
-    call.reply({"error_code": NONE if safe else COORDINATOR_NOT_AVAILABLE, "topics": _topics_of(results)})
+    call.reply({"error_code": errors.NONE if safe else errors.COORDINATOR_NOT_AVAILABLE, "topics": _topics_of(results)})
 
 
 def subscribed_topics(metadata: Sequence[bytes]) -> Steps[set[str] | None]:
@@ -357,23 +343,21 @@ def subscribed_topics(metadata: Sequence[bytes]) -> Steps[set[str] | None]:
     The metadata begins with a version (int16) and the names (an array of strings).
     """
     topics: set[str] = set()
-    for each in metadata:
-        count, position = int.from_bytes(each[2:6], "big", signed=True), 6
-        for number in range(max(count, 0)):
-            if number % NAMES_PER_STEP == 0:
-                yield
-            end = position + 2 + int.from_bytes(each[position : position + 2], "big")
-            if end > len(each) or end < position + 3:
-                return None
-            topics.add(each[position + 2 : end].decode("utf-8", "replace"))
-            position = end
-        if len(each) < 6:
-            return None
+    try:
+        for each in metadata:
+            reader = RequestReader(each, 0, flexible=False)
+            reader.int16()
+            for number in range(reader.nullable_count(len(each))):
+                if number % NAMES_PER_STEP == 0:
+                    yield
+                topics.add(reader.string().decode("utf-8", "replace"))
+    except MalformedRequest:
+        return None
     return topics
 
 
 APIS: Final = (
-    Api(8, "OffsetCommit", 2, 9, 8, _offset_commit, *api_types("OffsetCommit")),
-    Api(9, "OffsetFetch", 1, 9, 6, _offset_fetch, *api_types("OffsetFetch")),
-    Api(47, "OffsetDelete", 0, 0, 127, _offset_delete, *api_types("OffsetDelete")),
+    typed_api(8, "OffsetCommit", 2, 9, 8, _offset_commit),
+    typed_api(9, "OffsetFetch", 1, 9, 6, _offset_fetch),
+    typed_api(47, "OffsetDelete", 0, 0, 127, _offset_delete),
 )

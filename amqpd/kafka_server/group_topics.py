@@ -8,6 +8,7 @@ from uuid import UUID
 
 from amqpd.auth.permissions import compile_pattern
 from amqpd.broker.queue.argument_checks import KAFKA_TOPIC
+from amqpd.kafka_server.pace import run_all
 from amqpd.kafka_server.topics import names_of_topics, topic_of_id, topic_of_name
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class GroupTopics:
         """Return the topics that match the pattern and that the user may read."""
         pattern = topic_pattern(text)  # the heartbeat was refused if it is none
         vhost, auth = self._vhost, self._auth
-        names = [name for name in names_of_topics(vhost) if pattern.matches(name)]
+        names = [name for name in run_all(names_of_topics(vhost)) if pattern.matches(name)]
         owners = [(name, vhost.kafka_topics.get(name)) for name in names]
         return [
             name

@@ -24,18 +24,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Final, NamedTuple
 
-from amqpd.kafka_server.messages import (
-    COORDINATOR_NOT_AVAILABLE,
-    FENCED_INSTANCE_ID,
-    GROUP_MAX_SIZE_REACHED,
-    ILLEGAL_GENERATION,
-    INCONSISTENT_GROUP_PROTOCOL,
-    MEMBER_ID_REQUIRED,
-    NONE,
-    POLICY_VIOLATION,
-    REBALANCE_IN_PROGRESS,
-    UNKNOWN_MEMBER_ID,
-)
+from amqpd.kafka_server import errors
 
 INITIAL_WAIT_MS: Final = 500
 """How long the first join of an empty group waits for others."""
@@ -208,18 +197,18 @@ class ConsumerGroup:
         elif request.instance_id is not None and request.instance_id in self._static:
             self._replace_static(request, new_id, now_ms, done)
         elif len(self.members) + len(self._pending) >= MEMBERS_MAX:
-            done(JoinAnswer(GROUP_MAX_SIZE_REACHED, ""))
+            done(JoinAnswer(errors.GROUP_MAX_SIZE_REACHED, ""))
         elif request.needs_member_id and request.instance_id is None:
             self._pending[new_id] = now_ms + request.session_timeout_ms
             self._note_due(self._pending[new_id])
-            done(JoinAnswer(MEMBER_ID_REQUIRED, new_id))
+            done(JoinAnswer(errors.MEMBER_ID_REQUIRED, new_id))
         else:
             self._add(request, new_id, now_ms, done)
 
     def sync(self, request: SyncRequest, now_ms: int, done: SyncDone) -> None:
         """Give a member its assignment, now or when the leader has sent it."""
         error = self._member_error(request.member_id, request.instance_id)
-        if error == NONE:
+        if error == errors.NONE:
             error = self._sync_error(request)
         if error:
             done(SyncAnswer(error))
@@ -228,10 +217,10 @@ class ConsumerGroup:
         member.has_synced = True
         if self.state is GroupState.STABLE:
             self._renew(member, now_ms)
-            done(SyncAnswer(NONE, self.protocol_type, self.protocol, member.assignment))
+            done(SyncAnswer(errors.NONE, self.protocol_type, self.protocol, member.assignment))
             return
         if member.sync_done is not None:
-            member.sync_done(SyncAnswer(REBALANCE_IN_PROGRESS))  # the client has sent it again
+            member.sync_done(SyncAnswer(errors.REBALANCE_IN_PROGRESS))  # the client has sent it again
         member.sync_done = done
         if member.id == self.leader:
             self._assign(request.assignments, now_ms)
@@ -243,15 +232,15 @@ class ConsumerGroup:
     def leave(self, member_id: str, instance_id: str | None, now_ms: int) -> int:
         """Remove a member. Return an error code. A static member may be named by its instance id alone."""
         if self.state is GroupState.DEAD:
-            return COORDINATOR_NOT_AVAILABLE
+            return errors.COORDINATOR_NOT_AVAILABLE
         if member_id in self._pending:
             del self._pending[member_id]
             self._complete_if_all_joined(now_ms)
-            return NONE
+            return errors.NONE
         if not member_id and instance_id is not None:
             member_id = self._static.get(instance_id, "")
         error = self._member_error(member_id, instance_id)
-        if error == NONE:
+        if error == errors.NONE:
             self._remove(self.members[member_id])
             self._on_removed(now_ms)
         return error
@@ -262,10 +251,10 @@ class ConsumerGroup:
         Simple consumers, which are no members, commit with generation -1, and only while the group is empty.
         """
         if self.state is GroupState.DEAD:
-            return COORDINATOR_NOT_AVAILABLE
+            return errors.COORDINATOR_NOT_AVAILABLE
         if generation < 0 and self.state is GroupState.EMPTY:
             self.idle_since_ms = now_ms
-            return NONE
+            return errors.NONE
         return self._renewal_error(member_id, instance_id, generation, now_ms, GroupState.COMPLETING)
 
     def drop_waiting(self, member_id: str, done: JoinDone | SyncDone, now_ms: int) -> None:
@@ -318,18 +307,18 @@ class ConsumerGroup:
 
     def _join_error(self, request: JoinRequest) -> int:
         if self.state is GroupState.DEAD:
-            return COORDINATOR_NOT_AVAILABLE
+            return errors.COORDINATOR_NOT_AVAILABLE
         if not request.protocol_type or not request.protocols:
-            return INCONSISTENT_GROUP_PROTOCOL
+            return errors.INCONSISTENT_GROUP_PROTOCOL
         if self.members and (
             request.protocol_type != self.protocol_type
             or not any(self._support[name] == len(self.members) for name, _ in request.protocols)
         ):
-            return INCONSISTENT_GROUP_PROTOCOL
+            return errors.INCONSISTENT_GROUP_PROTOCOL
         size = request.size_bytes
         if size > MEMBER_BYTES_MAX or self.size_bytes + size > GROUP_BYTES_MAX:
-            return POLICY_VIOLATION
-        return NONE
+            return errors.POLICY_VIOLATION
+        return errors.NONE
 
     def _rejoin(self, request: JoinRequest, now_ms: int, done: JoinDone) -> None:
         member_id = request.member_id
@@ -370,7 +359,7 @@ class ConsumerGroup:
         assert request.instance_id is not None
         old_id = self._static[request.instance_id]
         member = self.members.pop(old_id)
-        self._answer_waiting(member, FENCED_INSTANCE_ID)
+        self._answer_waiting(member, errors.FENCED_INSTANCE_ID)
         member.id = new_id
         self.members[new_id] = member
         self._static[request.instance_id] = new_id
@@ -404,7 +393,7 @@ class ConsumerGroup:
 
     def _wait_for_join(self, member: GroupMember, done: JoinDone) -> None:
         if member.join_done is not None:
-            member.join_done(JoinAnswer(REBALANCE_IN_PROGRESS, member.id))  # the client has sent it again
+            member.join_done(JoinAnswer(errors.REBALANCE_IN_PROGRESS, member.id))  # the client has sent it again
         member.join_done = done
         self._joining.add(member.id)
 
@@ -416,7 +405,9 @@ class ConsumerGroup:
             everyone = tuple(
                 JoinedMember(each.id, each.instance_id, each.metadata(protocol)) for each in self.members.values()
             )
-        return JoinAnswer(NONE, member.id, self.generation, self.protocol_type, self.protocol, self.leader, everyone)
+        return JoinAnswer(
+            errors.NONE, member.id, self.generation, self.protocol_type, self.protocol, self.leader, everyone
+        )
 
     # -- rebalances
 
@@ -426,7 +417,7 @@ class ConsumerGroup:
             for member in self.members.values():
                 if self.state is GroupState.COMPLETING:
                     self._set_assignment(member, b"")
-                self._answer_sync(member, SyncAnswer(REBALANCE_IN_PROGRESS), now_ms)
+                self._answer_sync(member, SyncAnswer(errors.REBALANCE_IN_PROGRESS), now_ms)
             self._is_initial = self.state is GroupState.EMPTY
             self.state = GroupState.PREPARING
             self._set_phase(now_ms + (INITIAL_WAIT_MS if self._is_initial else self._rebalance_timeout_ms()))
@@ -498,7 +489,9 @@ class ConsumerGroup:
         for member in list(self.members.values()):
             self._set_assignment(member, assignments.get(member.id, b""))
         for member in list(self.members.values()):
-            self._answer_sync(member, SyncAnswer(NONE, self.protocol_type, self.protocol, member.assignment), now_ms)
+            self._answer_sync(
+                member, SyncAnswer(errors.NONE, self.protocol_type, self.protocol, member.assignment), now_ms
+            )
 
     def _set_assignment(self, member: GroupMember, assignment: bytes) -> None:
         self.size_bytes += len(assignment) - len(member.assignment)
@@ -508,14 +501,14 @@ class ConsumerGroup:
 
     def _member_error(self, member_id: str, instance_id: str | None) -> int:
         if self.state is GroupState.DEAD:
-            return COORDINATOR_NOT_AVAILABLE
+            return errors.COORDINATOR_NOT_AVAILABLE
         if instance_id is not None:
             current = self._static.get(instance_id)
             if current is None:
-                return UNKNOWN_MEMBER_ID
+                return errors.UNKNOWN_MEMBER_ID
             if current != member_id:
-                return FENCED_INSTANCE_ID
-        return NONE if member_id in self.members else UNKNOWN_MEMBER_ID
+                return errors.FENCED_INSTANCE_ID
+        return errors.NONE if member_id in self.members else errors.UNKNOWN_MEMBER_ID
 
     def _renewal_error(
         self, member_id: str, instance_id: str | None, generation: int, now_ms: int, refusing: GroupState
@@ -525,27 +518,27 @@ class ConsumerGroup:
         if error:
             return error
         if generation != self.generation:
-            return ILLEGAL_GENERATION
+            return errors.ILLEGAL_GENERATION
         self._renew(self.members[member_id], now_ms)
-        return REBALANCE_IN_PROGRESS if self.state is refusing else NONE
+        return errors.REBALANCE_IN_PROGRESS if self.state is refusing else errors.NONE
 
     def _sync_error(self, request: SyncRequest) -> int:
         if request.generation != self.generation:
-            return ILLEGAL_GENERATION
+            return errors.ILLEGAL_GENERATION
         if self.state is GroupState.PREPARING:
-            return REBALANCE_IN_PROGRESS
+            return errors.REBALANCE_IN_PROGRESS
         if request.protocol_type not in (None, self.protocol_type) or request.protocol not in (None, self.protocol):
-            return INCONSISTENT_GROUP_PROTOCOL
+            return errors.INCONSISTENT_GROUP_PROTOCOL
         if request.assignments and request.member_id == self.leader:
             sizes = [len(each) for each in request.assignments.values()]
             current = sum(len(each.assignment) for each in self.members.values())
             if max(sizes) > MEMBER_BYTES_MAX or self.size_bytes - current + sum(sizes) > GROUP_BYTES_MAX:
-                return POLICY_VIOLATION
-        return NONE
+                return errors.POLICY_VIOLATION
+        return errors.NONE
 
     def _remove(self, member: GroupMember) -> None:
         """Remove a member; the caller continues with `_on_removed`."""
-        self._answer_waiting(member, UNKNOWN_MEMBER_ID)
+        self._answer_waiting(member, errors.UNKNOWN_MEMBER_ID)
         del self.members[member.id]
         self._count(member, -1)
         if member.instance_id is not None:

@@ -17,21 +17,12 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.kafka_server import topics
-from amqpd.kafka_server.connection import Api, Call
+from amqpd.kafka_server import errors, topics
+from amqpd.kafka_server.connection import Call, typed_api
 from amqpd.kafka_server.fetch_wire import PARTITIONS_MAX, READ_COMMITTED
-from amqpd.kafka_server.messages import (
-    INVALID_REQUEST,
-    NONE,
-    STORAGE_ERROR,
-    UNKNOWN_TOPIC_OR_PARTITION,
-    MalformedRequest,
-    api_types,
-)
 from amqpd.kafka_server.pace import SLICE_S, Steps
 
 if TYPE_CHECKING:
-    from amqpd.broker.queue.queue import Queue
     from amqpd.storage.queue_log import Cursor, QueueLog
 
 log = logging.getLogger(__name__)
@@ -44,7 +35,7 @@ LATEST_TIERED: Final = -5
 SCAN_BATCHES_MAX: Final = 64
 
 
-class _Partition:
+class _Partition(topics.WantedPartition):
     """A partition of a request, and its answer.
 
     Attributes:
@@ -53,37 +44,22 @@ class _Partition:
         position: where the search continues; -1 before the search.
     """
 
-    __slots__ = (
-        "cursor",
-        "error_code",
-        "index",
-        "offset",
-        "position",
-        "queue",
-        "store",
-        "timestamp_ms",
-        "wanted_ms",
-    )
+    __slots__ = ("cursor", "offset", "position", "timestamp_ms", "wanted_ms")
 
     def __init__(self, index: int, timestamp_ms: int) -> None:
-        self.index = index
+        super().__init__(index)
         self.timestamp_ms = timestamp_ms
-        self.error_code = NONE
-        self.offset = -1
-        self.wanted_ms = -1
-        self.position = -1
-        self.queue: Queue | None = None
-        self.store: QueueLog | None = None
+        self.offset = self.wanted_ms = self.position = -1
         self.cursor: Cursor | None = None
 
     def answer(self) -> dict[str, Any]:
         """Return the fields of the response."""
-        found_ms = self.wanted_ms if self.offset >= 0 and self.error_code == NONE else -1
+        found_ms = self.wanted_ms if self.offset >= 0 and self.error_code == errors.NONE else -1
         return {
             "partition_index": self.index,
             "error_code": self.error_code,
             "timestamp": found_ms,
-            "offset": self.offset if self.error_code == NONE else -1,
+            "offset": self.offset if self.error_code == errors.NONE else -1,
             "leader_epoch": -1,
         }
 
@@ -103,8 +79,7 @@ class _Lookup:
     def begin(self) -> Steps[None]:
         """Open the logs, then look up. Raises: MalformedRequest."""
         request = self._call.request
-        if sum(max(len(topic.partitions), 1) for topic in request.topics) > PARTITIONS_MAX:
-            raise MalformedRequest(f"a ListOffsets request for more than {PARTITIONS_MAX} partitions")
+        topics.check_count(sum(max(len(topic.partitions), 1) for topic in request.topics), PARTITIONS_MAX)
         for topic in request.topics:
             partitions = [_Partition(each.partition_index, each.timestamp) for each in topic.partitions]
             self._topics.append((topic.name, partitions))
@@ -154,7 +129,7 @@ class _Lookup:
         store = each.store
         assert store is not None  # only open ones are in `_left`
         if store.deleted:
-            each.error_code = UNKNOWN_TOPIC_OR_PARTITION
+            each.error_code = errors.UNKNOWN_TOPIC_OR_PARTITION
             return True
         wanted = each.timestamp_ms
         if wanted == LATEST:
@@ -162,14 +137,14 @@ class _Lookup:
         elif wanted in (EARLIEST, EARLIEST_LOCAL):
             each.offset = store.log_start()
         elif wanted < LATEST_TIERED:
-            each.error_code = INVALID_REQUEST
+            each.error_code = errors.INVALID_REQUEST
         elif wanted != LATEST_TIERED:
             try:
                 return self._search(store, each)
             except OSError as error:
                 fields = self._call.connection.log_fields()
                 log.error("queue '%s' cannot be read: %s", store.name, error, extra=fields)
-                each.error_code = STORAGE_ERROR
+                each.error_code = errors.STORAGE_ERROR
         return True
 
     def _search(self, store: QueueLog, each: _Partition) -> bool:
@@ -206,7 +181,7 @@ class _Lookup:
 
     def _became_safe(self, each: _Partition, safe: bool) -> None:
         if not safe:
-            each.error_code = STORAGE_ERROR
+            each.error_code = errors.STORAGE_ERROR
             each.timestamp_ms = LATEST_TIERED  # nothing more is looked up
         self._look_up_all()
 
@@ -235,4 +210,4 @@ def _list_offsets(call: Call) -> Steps[None]:
     return _Lookup(call).begin()
 
 
-LIST_OFFSETS: Final = Api(2, "ListOffsets", 1, 9, 6, _list_offsets, *api_types("ListOffsets"))
+LIST_OFFSETS: Final = typed_api(2, "ListOffsets", 1, 9, 6, _list_offsets)

@@ -1,7 +1,8 @@
-"""Requests and responses of Kafka's protocol: headers, frames and error codes.
+"""Requests and responses of Kafka's protocol: headers and frames.
 
-Most bodies are read and written by message_schema.py, from the definitions in kafka-python. Produce and Fetch, which
-are frequent and large, and requests that kafka-python does not know are read and written by hand.
+Most bodies are read and written by message_schema.py, from the definitions in kafka-python, and from those below of
+requests that it does not know. Produce, Fetch, ShareFetch and ShareAcknowledge, which are frequent and large, are read
+and written by hand.
 
 A frame is a length (int32), a header and a body. Headers differ by the version of the request:
 
@@ -14,6 +15,7 @@ Source: https://kafka.apache.org/protocol
 
 from __future__ import annotations
 
+import re
 import struct
 from types import ModuleType
 from typing import Any, Final, NamedTuple
@@ -21,76 +23,6 @@ from typing import Any, Final, NamedTuple
 from kafka.protocol import admin, consumer, metadata, producer, sasl
 
 _MODULES: Final[tuple[ModuleType, ...]] = (metadata, producer, consumer, admin, sasl)
-
-# Error codes of Kafka that the broker sends.
-NONE: Final = 0
-OFFSET_OUT_OF_RANGE: Final = 1
-CORRUPT_MESSAGE: Final = 2
-UNKNOWN_TOPIC_OR_PARTITION: Final = 3
-NOT_LEADER_OR_FOLLOWER: Final = 6
-REQUEST_TIMED_OUT: Final = 7
-MESSAGE_TOO_LARGE: Final = 10
-OFFSET_METADATA_TOO_LARGE: Final = 12
-COORDINATOR_LOAD_IN_PROGRESS: Final = 14
-COORDINATOR_NOT_AVAILABLE: Final = 15
-INVALID_TOPIC_EXCEPTION: Final = 17
-INVALID_REQUIRED_ACKS: Final = 21
-ILLEGAL_GENERATION: Final = 22
-INCONSISTENT_GROUP_PROTOCOL: Final = 23
-INVALID_GROUP_ID: Final = 24
-UNKNOWN_MEMBER_ID: Final = 25
-INVALID_SESSION_TIMEOUT: Final = 26
-REBALANCE_IN_PROGRESS: Final = 27
-INVALID_COMMIT_OFFSET_SIZE: Final = 28
-TOPIC_AUTHORIZATION_FAILED: Final = 29
-GROUP_AUTHORIZATION_FAILED: Final = 30
-CLUSTER_AUTHORIZATION_FAILED: Final = 31
-UNSUPPORTED_SASL_MECHANISM: Final = 33
-ILLEGAL_SASL_STATE: Final = 34
-UNSUPPORTED_VERSION: Final = 35
-TOPIC_ALREADY_EXISTS: Final = 36
-INVALID_PARTITIONS: Final = 37
-INVALID_REPLICATION_FACTOR: Final = 38
-INVALID_REPLICA_ASSIGNMENT: Final = 39
-INVALID_CONFIG: Final = 40
-INVALID_REQUEST: Final = 42
-UNSUPPORTED_FOR_MESSAGE_FORMAT: Final = 43
-POLICY_VIOLATION: Final = 44
-OUT_OF_ORDER_SEQUENCE_NUMBER: Final = 45
-INVALID_PRODUCER_EPOCH: Final = 47
-INVALID_TXN_STATE: Final = 48
-INVALID_PRODUCER_ID_MAPPING: Final = 49
-INVALID_TRANSACTION_TIMEOUT: Final = 50
-CONCURRENT_TRANSACTIONS: Final = 51
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
-SECURITY_DISABLED: Final = 54
-OPERATION_NOT_ATTEMPTED: Final = 55
-STORAGE_ERROR: Final = 56
-SASL_AUTHENTICATION_FAILED: Final = 58
-NON_EMPTY_GROUP: Final = 68
-GROUP_ID_NOT_FOUND: Final = 69
-MEMBER_ID_REQUIRED: Final = 79
-GROUP_MAX_SIZE_REACHED: Final = 81
-FENCED_INSTANCE_ID: Final = 82
-GROUP_SUBSCRIBED_TO_TOPIC: Final = 86
-INVALID_RECORD: Final = 87
-UNSTABLE_OFFSET_COMMIT: Final = 88
-PRODUCER_FENCED: Final = 90
-RESOURCE_NOT_FOUND: Final = 91
-DUPLICATE_RESOURCE: Final = 92
-UNACCEPTABLE_CREDENTIAL: Final = 93
-UNKNOWN_TOPIC_ID: Final = 100
-TRANSACTIONAL_ID_NOT_FOUND: Final = 105
-FENCED_MEMBER_EPOCH: Final = 110
-UNRELEASED_INSTANCE_ID: Final = 111
-UNSUPPORTED_ASSIGNOR: Final = 112
-STALE_MEMBER_EPOCH: Final = 113
-UNSUPPORTED_ENDPOINT_TYPE: Final = 115
-INVALID_RECORD_STATE: Final = 121
-SHARE_SESSION_NOT_FOUND: Final = 122
-INVALID_SHARE_SESSION_EPOCH: Final = 123
-INVALID_REGULAR_EXPRESSION: Final = 128
-SHARE_SESSION_LIMIT_REACHED: Final = 133
 
 NODE_ID: Final = 0
 """The broker's id in responses. There is one broker, which leads all partitions."""
@@ -163,8 +95,73 @@ def frame_of(correlation_id: int, *parts: bytes) -> bytes:
     return b"".join((_PREFIX.pack(size, correlation_id), *parts))
 
 
+class Definition(NamedTuple):
+    """A request or response that kafka-python does not know. All its versions are flexible."""
+
+    name: str
+    fields: str
+
+
+# Source: https://kafka.apache.org/protocol. Names and types in order: `?` before a type that is nullable, `[]` for an
+# array, `{` for a struct whose fields follow up to `}`, `1+` if the field begins with version 1. `id`: a UUID as bytes.
+_DEFINITIONS: Final = """
+ConsumerGroupHeartbeatRequest
+    group_id string member_id string member_epoch int32 instance_id ?string rack_id ?string rebalance_timeout_ms int32
+    subscribed_topic_names ?[]string subscribed_topic_regex 1+?string server_assignor ?string
+    topic_partitions ?[]{ topic_id id partitions []int32 }
+ConsumerGroupHeartbeatResponse
+    throttle_time_ms int32 error_code int16 error_message ?string member_id ?string member_epoch int32
+    heartbeat_interval_ms int32 assignment ?{ topic_partitions []{ topic_id id partitions []int32 } }
+ConsumerGroupDescribeRequest
+    group_ids []string include_authorized_operations bool
+ConsumerGroupDescribeResponse
+    throttle_time_ms int32 groups []{ error_code int16 error_message ?string group_id string group_state string
+    group_epoch int32 assignment_epoch int32 assignor_name string
+    members []{ member_id string instance_id ?string rack_id ?string member_epoch int32 client_id string
+    client_host string subscribed_topic_names []string subscribed_topic_regex ?string
+    assignment { topic_partitions []{ topic_id id topic_name string partitions []int32 } }
+    target_assignment { topic_partitions []{ topic_id id topic_name string partitions []int32 } }
+    member_type 1+int8 } authorized_operations bitfield }
+ShareGroupHeartbeatRequest
+    group_id string member_id string member_epoch int32 rack_id ?string subscribed_topic_names ?[]string
+ShareGroupHeartbeatResponse
+    throttle_time_ms int32 error_code int16 error_message ?string member_id ?string member_epoch int32
+    heartbeat_interval_ms int32 assignment ?{ topic_partitions []{ topic_id id partitions []int32 } }
+ShareGroupDescribeRequest
+    group_ids []string include_authorized_operations bool
+ShareGroupDescribeResponse
+    throttle_time_ms int32 groups []{ error_code int16 error_message ?string group_id string group_state string
+    group_epoch int32 assignment_epoch int32 assignor_name string
+    members []{ member_id string rack_id ?string member_epoch int32 client_id string client_host string
+    subscribed_topic_names []string
+    assignment { topic_partitions []{ topic_id id topic_name string partitions []int32 } } }
+    authorized_operations bitfield }
+DescribeShareGroupOffsetsRequest
+    groups []{ group_id string topics ?[]{ topic_name string partitions []int32 } }
+DescribeShareGroupOffsetsResponse
+    throttle_time_ms int32 groups []{ group_id string topics []{ topic_name string topic_id uuid
+    partitions []{ partition_index int32 start_offset int64 leader_epoch int32 lag 1+int64 error_code int16
+    error_message ?string } } error_code int16 error_message ?string }
+AlterShareGroupOffsetsRequest
+    group_id string topics []{ topic_name string partitions []{ partition_index int32 start_offset int64 } }
+AlterShareGroupOffsetsResponse
+    throttle_time_ms int32 error_code int16 error_message ?string responses []{ topic_name string topic_id uuid
+    partitions []{ partition_index int32 error_code int16 error_message ?string } }
+DeleteShareGroupOffsetsRequest
+    group_id string topics []{ topic_name string }
+DeleteShareGroupOffsetsResponse
+    throttle_time_ms int32 error_code int16 error_message ?string
+    responses []{ topic_name string topic_id uuid error_code int16 error_message ?string }
+"""
+_OWN: Final = {
+    name: Definition(name, fields) for name, fields in re.findall(r"^(\w+)\n((?: .*\n)+)", _DEFINITIONS, re.MULTILINE)
+}
+
+
 def api_types(name: str) -> tuple[Any, Any]:
-    """Return kafka-python's types of request and response, for an API's name such as `Metadata`."""
+    """Return the types of request and response, for an API's name such as `Metadata`: kafka-python's, or our own."""
+    if f"{name}Request" in _OWN:
+        return _OWN[f"{name}Request"], _OWN[f"{name}Response"]
     for module in _MODULES:
         request = getattr(module, f"{name}Request", None)
         if request is not None:

@@ -15,7 +15,7 @@ from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.batch import DeclarationBatch
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
 from amqpd.broker.vhost.exchange import SUPER_STREAM
-from amqpd.kafka_server.messages import STORAGE_ERROR, TOPIC_ALREADY_EXISTS, TOPIC_AUTHORIZATION_FAILED
+from amqpd.kafka_server import errors
 from amqpd.kafka_server.pace import SLICE_S
 from amqpd.kafka_server.topic_steps import RefusedTopic, TopicStep, short_name
 from amqpd.kafka_server.topics import is_permitted
@@ -73,7 +73,7 @@ class PartitionsDeclaration:
         """Declare until the slice is over, then continue in a later turn. Raises: see `TopicStep.work`."""
         closed = self._step.call.connection.closed
         try:
-            if not closed and self._run_slice():
+            if not closed and self._run_slice(self.run):
                 if self._batch is None:
                     self._done()
                     return
@@ -91,12 +91,12 @@ class PartitionsDeclaration:
         if closed and self._batch is not None:
             self._batch.abandon()
 
-    def _run_slice(self) -> bool:
-        """Run steps. Return False if there are more, for a later turn."""
+    def _run_slice(self, again: Callable[[], None]) -> bool:
+        """Run steps. Return False if there are more: then `again` is called in a later turn."""
         until_s = time.monotonic() + SLICE_S
         for _ in self._steps:
             if time.monotonic() >= until_s:
-                self._pace.later(partial(self._step.attempt, self.run))
+                self._pace.later(partial(self._step.attempt, again))
                 return False
         return True
 
@@ -106,7 +106,9 @@ class PartitionsDeclaration:
         names = [f"{partitions.name}-{index}" for index in range(partitions.first, partitions.end)]
         for each in names:
             if not is_permitted(session, each, "configure"):
-                raise RefusedTopic(TOPIC_AUTHORIZATION_FAILED, f"the user has no permission for '{short_name(each)}'")
+                raise RefusedTopic(
+                    errors.TOPIC_AUTHORIZATION_FAILED, f"the user has no permission for '{short_name(each)}'"
+                )
         exchange = draft.find_exchange(name)
         if exchange is None:
             arguments: dict[str, object] = {SUPER_STREAM: True}
@@ -115,7 +117,7 @@ class PartitionsDeclaration:
         yield
         for each in names:
             if draft.find_queue(each) is not None:
-                raise RefusedTopic(TOPIC_ALREADY_EXISTS, f"there is a queue '{short_name(each)}' already")
+                raise RefusedTopic(errors.TOPIC_ALREADY_EXISTS, f"there is a queue '{short_name(each)}' already")
             declare.declare_queue(
                 draft, QueueDeclaration(each, True, False, False, dict(self._partitions.arguments), session)
             )
@@ -132,8 +134,7 @@ class PartitionsDeclaration:
 
     def _committed(self, error: BaseException | None) -> None:
         if error is not None:
-            text = f"metadata could not be written: {error}"
-            self._step.finish(self._step.refusal(STORAGE_ERROR, text))
+            self._step.finish_commit(error)
             return
         assert self._batch is not None  # of the commit
         self._steps = self._batch.make_all()
@@ -142,9 +143,5 @@ class PartitionsDeclaration:
 
     def _make(self) -> None:
         """Create what is committed, in slices, also if the connection is closed meanwhile."""
-        until_s = time.monotonic() + SLICE_S
-        for _ in self._steps:
-            if time.monotonic() >= until_s:
-                self._pace.later(partial(self._step.attempt, self._make))
-                return
-        self._done()
+        if self._run_slice(self._make):
+            self._done()

@@ -12,35 +12,20 @@ client names the leader is ignored, because Metadata has none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.publish.confirms import when_safe
-from amqpd.kafka_server import topics
-from amqpd.kafka_server.connection import Api, Call
-from amqpd.kafka_server.messages import (
-    INVALID_REQUEST,
-    NO_EPOCH,
-    NODE_ID,
-    NONE,
-    NOT_ASKED,
-    OFFSET_OUT_OF_RANGE,
-    POLICY_VIOLATION,
-    REQUEST_TIMED_OUT,
-    STORAGE_ERROR,
-    UNKNOWN_TOPIC_OR_PARTITION,
-    MalformedRequest,
-    api_types,
-)
+from amqpd.kafka_server import errors, topics
+from amqpd.kafka_server.connection import Call, typed_api
+from amqpd.kafka_server.messages import NO_EPOCH, NOT_ASKED, MalformedRequest
 from amqpd.kafka_server.pace import Steps
-from amqpd.kafka_server.request_reader import NO_ID, BodyWriter
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.queue_log import LogFailed
 from amqpd.storage.retention import trim
 
 if TYPE_CHECKING:
-    from amqpd.broker.queue.queue import Queue
     from amqpd.storage.queue_log import QueueLog
 
 PARTITIONS_MAX: Final = 10_000
@@ -53,7 +38,7 @@ DESCRIBED_MAX: Final = 2000
 """Partitions in one DescribeTopicPartitions response. Kafka: max.request.partition.size.limit."""
 
 
-class OpenedPartition:
+class OpenedPartition(topics.WantedPartition):
     """A partition of a request, and what is found.
 
     Attributes:
@@ -61,31 +46,35 @@ class OpenedPartition:
         offset: of the answer.
     """
 
-    __slots__ = ("error_code", "index", "offset", "queue", "store", "wanted")
+    __slots__ = ("offset", "wanted")
 
     def __init__(self, index: int, wanted: int = -1) -> None:
-        self.index = index
+        super().__init__(index)
         self.wanted = wanted
-        self.error_code = NONE
         self.offset = -1
-        self.queue: Queue | None = None
-        self.store: QueueLog | None = None
 
 
 Found = list[tuple[str, list[OpenedPartition]]]
 
 
-def _open(call: Call, found: Found, kind: topics.Permission, done: Callable[[], None]) -> Steps[None]:
+def open_all(call: Call, found: Found, kind: topics.Permission, done: Callable[[], None]) -> Steps[None]:
     """Open the partitions, then call `done` if the connection is still open. Raises: MalformedRequest."""
-    count = sum(max(len(partitions), 1) for _, partitions in found)
-    if count > PARTITIONS_MAX:
-        raise MalformedRequest(f"a {call.api.name} request for {count} partitions; at most {PARTITIONS_MAX}")
+    _check_count(partitions for _, partitions in found)
 
     def opened() -> None:
-        if not call.connection.closed:
-            done()
+        if call.connection.closed:
+            return
+        for _, partitions in found:
+            for each in partitions:
+                if each.store is not None and each.store.deleted:  # while the others were opened
+                    each.error_code, each.store = errors.UNKNOWN_TOPIC_OR_PARTITION, None
+        done()
 
     yield from topics.open_partitions(call, found, kind, opened)
+
+
+def _check_count(partitions: Iterable[Sequence[object]]) -> None:
+    topics.check_count(sum(max(len(each), 1) for each in partitions), PARTITIONS_MAX)
 
 
 # -- DeleteRecords
@@ -105,7 +94,7 @@ class _Deletion:
 
     def begin(self) -> Steps[None]:
         """Open the logs, then trim them. Raises: MalformedRequest."""
-        return _open(self._call, self._found, "configure", self._opened)
+        return open_all(self._call, self._found, "configure", self._opened)
 
     def _opened(self) -> None:
         self._left = [each for _, partitions in self._found for each in partitions if each.store is not None]
@@ -126,7 +115,7 @@ class _Deletion:
     def _became_safe(self, trimmed: list[OpenedPartition], safe: bool) -> None:
         for each in trimmed:
             if each.store is not None and (each.store.failed or not safe) and not each.error_code:
-                each.error_code = UNKNOWN_TOPIC_OR_PARTITION if each.store.deleted else STORAGE_ERROR
+                each.error_code = errors.UNKNOWN_TOPIC_OR_PARTITION if each.store.deleted else errors.STORAGE_ERROR
         self._unsafe_count -= 1
         if not self._left and not self._unsafe_count and not self._call.connection.closed:
             answered = [
@@ -150,24 +139,24 @@ def _trim(each: OpenedPartition) -> int:
     """Remove the records before the wanted offset, and set the new start. Return an error code."""
     store = each.store
     if store is None or store.deleted:
-        return UNKNOWN_TOPIC_OR_PARTITION
+        return errors.UNKNOWN_TOPIC_OR_PARTITION
     if not isinstance(store, LocalLog) or not store.local:
-        return INVALID_REQUEST  # its log is a topic of a Kafka cluster
+        return errors.INVALID_REQUEST  # its log is a topic of a Kafka cluster
     policy = store.log.policy
     if policy is not None and policy.compaction is not None:
-        return POLICY_VIOLATION
+        return errors.POLICY_VIOLATION
     if store.log.cleaning:  # it was compacted until now
-        return REQUEST_TIMED_OUT
+        return errors.REQUEST_TIMED_OUT
     offset = store.high_watermark if each.wanted == HIGH_WATERMARK else each.wanted
     if not 0 <= offset <= store.high_watermark:
-        return OFFSET_OUT_OF_RANGE
+        return errors.OFFSET_OUT_OF_RANGE
     try:
         if offset > store.log_start():
             trim(store, offset)
     except (OSError, LogFailed):
-        return STORAGE_ERROR
+        return errors.STORAGE_ERROR
     each.offset = store.log_start()
-    return NONE
+    return errors.NONE
 
 
 def _delete_records(call: Call) -> Steps[None]:
@@ -189,7 +178,7 @@ def _offset_for_leader_epoch(call: Call) -> Steps[None]:
         ]
         call.reply({"topics": answered})
 
-    return _open(call, found, "read", done)
+    return open_all(call, found, "read", done)
 
 
 def _end_of_epoch(each: OpenedPartition) -> dict[str, int]:
@@ -199,7 +188,7 @@ def _end_of_epoch(each: OpenedPartition) -> dict[str, int]:
     """
     epoch, end = NO_EPOCH, -1
     store = each.store
-    if isinstance(store, LocalLog) and each.error_code == NONE and each.wanted >= 0:
+    if isinstance(store, LocalLog) and each.error_code == errors.NONE and each.wanted >= 0:
         epochs = store.log.epochs
         later_starts = [start for each_epoch, start in epochs if each_epoch > each.wanted]
         if later_starts:
@@ -226,11 +215,12 @@ def _describe_log_dirs(call: Call) -> Steps[None]:
             ):
                 found.append((name, [OpenedPartition(index) for index in range(len(topic.partitions))]))
         if sum(len(partitions) for _, partitions in found) > PARTITIONS_MAX:
-            call.reply({"error_code": INVALID_REQUEST, "results": []})
+            call.reply({"error_code": errors.INVALID_REQUEST, "results": []})
             return
     else:
+        _check_count(each.partitions for each in wanted)
         found = [(each.topic or "", [OpenedPartition(index) for index in each.partitions]) for each in wanted]
-    yield from _open(call, found, "read", partial(_reply_log_dirs, call, found))
+    yield from open_all(call, found, "read", partial(_reply_log_dirs, call, found))
 
 
 def _reply_log_dirs(call: Call, found: Found) -> None:
@@ -245,7 +235,7 @@ def _reply_log_dirs(call: Call, found: Found) -> None:
         if sizes:
             described.append({"name": name, "partitions": sizes})
     directory = call.connection.server.broker.settings.data_dir
-    call.reply({"results": [{"error_code": NONE, "log_dir": str(directory), "topics": described}]})
+    call.reply({"results": [{"error_code": errors.NONE, "log_dir": str(directory), "topics": described}]})
 
 
 def _size_bytes(store: QueueLog) -> int:
@@ -268,65 +258,39 @@ def _describe_topic_partitions(call: Call) -> Steps[None]:
         names = {name for name, _, _ in (yield from topics.all_topics(session)) if name is not None}
     first = "" if cursor is None else cursor.topic_name
     left = min(max(request.response_partition_limit, 1), DESCRIBED_MAX)
-    writer = BodyWriter(True)
-    count = 0
-    rest: tuple[str, int] | None = None
+    described: list[dict[str, Any]] = []
+    rest: dict[str, Any] | None = None
     for name in sorted(name for name in names if name >= first):
         start = cursor.partition_index if cursor is not None and name == first else 0
         topic = topics.describable_topic(session, name)
-        end = len(topic.partitions) if isinstance(topic, topics.PartitionedTopic) else 0
+        end = 0 if isinstance(topic, int) else len(topic.partitions)
         if start > 0 and start >= end:
             continue  # it was deleted, or the cursor is at its end
         if left == 0:
-            rest = (name, start)
+            rest = {"topic_name": name, "partition_index": start}
             break
         stop = min(end, start + left)
-        _write_described(writer, session, name, topic, range(start, stop))
+        allowed = None if isinstance(topic, int) else topics.operations_of(session, name)
+        described.append(
+            {
+                "error_code": topic if isinstance(topic, int) else errors.NONE,
+                "name": name,
+                "topic_id": None if isinstance(topic, int) else topic.id,
+                "partitions": list(topics.described_partitions(range(start, stop))),
+                "topic_authorized_operations": NOT_ASKED if allowed is None else sum(1 << bit for bit in allowed),
+            }
+        )
         yield
-        count += 1
         left -= max(stop - start, 0)
         if stop < end:
-            rest = (name, stop)
+            rest = {"topic_name": name, "partition_index": stop}
             break
-    body = BodyWriter(True)
-    body.int32(0)  # throttle time
-    body.count(count)
-    body.data += writer.data
-    body.int8(-1 if rest is None else 1)
-    if rest is not None:
-        body.string(rest[0])
-        body.int32(rest[1])
-        body.end()
-    body.end()
-    call.reply_bytes(bytes(body.data))
-
-
-def _write_described(
-    writer: BodyWriter, session: Any, name: str, topic: topics.PartitionedTopic | int, indexes: Sequence[int]
-) -> None:
-    writer.int16(NONE if isinstance(topic, topics.PartitionedTopic) else topic)
-    writer.string(name)
-    writer.uuid(topic.id if isinstance(topic, topics.PartitionedTopic) else NO_ID)
-    writer.boolean(False)  # internal
-    writer.count(len(indexes))
-    for index in indexes:
-        writer.int16(NONE)
-        writer.int32(index)
-        writer.int32(NODE_ID)  # leader
-        writer.int32(NO_EPOCH)
-        for _ in ("replicas", "in sync"):
-            writer.count(1)
-            writer.int32(NODE_ID)
-        for _ in ("eligible leaders", "last known eligible leaders", "offline replicas"):
-            writer.count(0)
-        writer.end()
-    writer.int32(topics.operation_bits(session, name) if isinstance(topic, topics.PartitionedTopic) else NOT_ASKED)
-    writer.end()
+    call.reply({"topics": described, "next_cursor": rest})
 
 
 APIS: Final = (
-    Api(21, "DeleteRecords", 0, 2, 2, _delete_records, *api_types("DeleteRecords")),
-    Api(23, "OffsetForLeaderEpoch", 2, 4, 4, _offset_for_leader_epoch, *api_types("OffsetForLeaderEpoch")),
-    Api(35, "DescribeLogDirs", 1, 4, 2, _describe_log_dirs, *api_types("DescribeLogDirs")),
-    Api(75, "DescribeTopicPartitions", 0, 0, 0, _describe_topic_partitions, *api_types("DescribeTopicPartitions")),
+    typed_api(21, "DeleteRecords", 0, 2, 2, _delete_records),
+    typed_api(23, "OffsetForLeaderEpoch", 2, 4, 4, _offset_for_leader_epoch),
+    typed_api(35, "DescribeLogDirs", 1, 4, 2, _describe_log_dirs),
+    typed_api(75, "DescribeTopicPartitions", 0, 0, 0, _describe_topic_partitions),
 )

@@ -51,27 +51,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.broker.vhost.limit_set import PRODUCER_BYTE_RATE
-from amqpd.kafka_server import topics
+from amqpd.kafka_server import errors, topics
 from amqpd.kafka_server.connection import Api, Call
-from amqpd.kafka_server.messages import (
-    CORRUPT_MESSAGE,
-    INVALID_PRODUCER_EPOCH,
-    INVALID_RECORD,
-    INVALID_REQUEST,
-    INVALID_REQUIRED_ACKS,
-    INVALID_TXN_STATE,
-    MESSAGE_TOO_LARGE,
-    NONE,
-    NOT_LEADER_OR_FOLLOWER,
-    OUT_OF_ORDER_SEQUENCE_NUMBER,
-    PRODUCER_FENCED,
-    STORAGE_ERROR,
-    TOPIC_AUTHORIZATION_FAILED,
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    UNKNOWN_TOPIC_OR_PARTITION,
-    UNSUPPORTED_FOR_MESSAGE_FORMAT,
-    RequestHeader,
-)
+from amqpd.kafka_server.messages import RequestHeader
 from amqpd.kafka_server.pace import SLICE_S, Steps
 from amqpd.kafka_server.queue_produce import QueueBatch, RefusedBatch
 from amqpd.kafka_server.quotas import count_bytes
@@ -95,8 +77,6 @@ if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
     from amqpd.storage.log.producer_state import Producer
 
-INVALID_TIMESTAMP: Final = 32
-UNSUPPORTED_COMPRESSION_TYPE: Final = 76
 
 FLEXIBLE: Final = 9
 PARTITIONS_MAX: Final = 4096
@@ -247,7 +227,7 @@ class PendingProduce:
         self._size_bytes = len(call.frame)
         self._request = request
         self._parts = [(topic.name, part) for topic in self._request.topics for part in topic.parts]
-        self._results = [Result(STORAGE_ERROR)] * len(self._parts)
+        self._results = [Result(errors.STORAGE_ERROR)] * len(self._parts)
         self._next = 0
         self._checking: _Checking | None = None  # the next batch, whose records are being checked
         self._queued: QueueBatch | None = None  # a batch for a work queue whose messages are being enqueued
@@ -325,7 +305,7 @@ class PendingProduce:
             if opened and not queue.deleted:
                 self._attempt(number, partial(self._check_part, partition, part))
             else:
-                error = UNKNOWN_TOPIC_OR_PARTITION if queue.deleted else STORAGE_ERROR
+                error = errors.UNKNOWN_TOPIC_OR_PARTITION if queue.deleted else errors.STORAGE_ERROR
                 self._end_part(number, Result(error))
             if not opened_now:
                 self.run()
@@ -345,13 +325,13 @@ class PendingProduce:
         """Return the partition. Raises: RefusedBatch."""
         request = self._request
         if request.acks not in (0, 1, -1):
-            raise RefusedBatch(INVALID_REQUIRED_ACKS)
+            raise RefusedBatch(errors.INVALID_REQUIRED_ACKS)
         try:
             found = topics.find_partition(self._call.session, name.decode(), part.partition, "write")
         except UnicodeDecodeError:
-            raise RefusedBatch(UNKNOWN_TOPIC_OR_PARTITION) from None
+            raise RefusedBatch(errors.UNKNOWN_TOPIC_OR_PARTITION) from None
         if isinstance(found, int):
-            if found == TOPIC_AUTHORIZATION_FAILED:
+            if found == errors.TOPIC_AUTHORIZATION_FAILED:
                 topics.record_refusal(self._call.session, "Produce", f"topic '{name.decode()}'")
             raise RefusedBatch(found)
         return found
@@ -366,7 +346,7 @@ class PendingProduce:
         except BadBatch as error:
             result = Result(_error_of(error), text=str(error))
         except LogFailed:
-            result = Result(STORAGE_ERROR)
+            result = Result(errors.STORAGE_ERROR)
         self._checking = self._queued = None
         self._end_part(number, result)
 
@@ -374,14 +354,14 @@ class PendingProduce:
         """Begin to check a batch for the open log of its stream or queue. Raises: RefusedBatch, BadBatch, LogFailed."""
         store = partition.queue.store
         if not isinstance(store, LocalLog) or not store.local:
-            raise RefusedBatch(INVALID_REQUEST, "the log of this queue is a topic of a Kafka cluster")
+            raise RefusedBatch(errors.INVALID_REQUEST, "the log of this queue is a topic of a Kafka cluster")
         broker = self._call.connection.server.broker
         frame, start, end = self._frame, part.start, part.end
         _check_header(frame, start, end, broker.message_size_max_bytes, broker.timers.wall_ms())
         header = BatchHeader(frame, start)
         transactional = header.attributes & TRANSACTIONAL != 0
         if partition.is_work_queue and transactional:
-            raise RefusedBatch(INVALID_REQUEST, "transactions are for streams only")
+            raise RefusedBatch(errors.INVALID_REQUEST, "transactions are for streams only")
         check = BatchCheck(frame, start, end, transactional)
         self._checking = _Checking(partition, part, store, header, check)
         self._continue_part()
@@ -400,7 +380,7 @@ class PendingProduce:
         _check_time(checking.check.max_timestamp_ms, self._call.connection.server.broker.timers.wall_ms())
         queue = checking.partition.queue
         if queue.deleted:
-            raise RefusedBatch(UNKNOWN_TOPIC_OR_PARTITION)
+            raise RefusedBatch(errors.UNKNOWN_TOPIC_OR_PARTITION)
         self._checking = None
         if checking.partition.is_work_queue:
             batch = self._frame[checking.part.start : checking.part.end]
@@ -413,7 +393,7 @@ class PendingProduce:
         """End a part whose records are in the log; the reply waits until the record at `last` is safe."""
         store = queue.store
         assert store is not None  # it was appended to
-        self._end_part(number, Result(NONE, offset, store.log_start()))
+        self._end_part(number, Result(errors.NONE, offset, store.log_start()))
         if self._request.acks != 0 and last >= 0:
             self._unsafe_count += 1
             store.when_safe(last, lambda safe: self._on_safe(number, queue, safe))
@@ -423,7 +403,7 @@ class PendingProduce:
         queue = queued.queue
         try:
             if queue.deleted:
-                raise RefusedBatch(UNKNOWN_TOPIC_OR_PARTITION)
+                raise RefusedBatch(errors.UNKNOWN_TOPIC_OR_PARTITION)
             is_done = queued.enqueue_some()
         finally:
             self._call.connection.server.broker.turn.schedule()
@@ -451,7 +431,7 @@ class PendingProduce:
         if transactional:
             self._check_transaction(header, partition)
         elif store.log.transactions is not None and store.log.transactions.first_open(header.producer_id) >= 0:
-            raise RefusedBatch(INVALID_TXN_STATE, "the producer has an open transaction in this partition")
+            raise RefusedBatch(errors.INVALID_TXN_STATE, "the producer has an open transaction in this partition")
         offset = partition.queue.enqueue_batches([checking.check.batch()])
         broker.turn.schedule()
         return offset, store.next_offset - 1
@@ -460,16 +440,18 @@ class PendingProduce:
         """Check that the batch belongs to an ongoing transaction. Raises: RefusedBatch."""
         name = self._request.transactional_id
         if name is None:
-            raise RefusedBatch(TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch without transactional id")
+            raise RefusedBatch(
+                errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch without transactional id"
+            )
         session = self._call.session
         coordinator = self._call.connection.server.coordinator.transactions
         if coordinator.load_error():
-            raise RefusedBatch(NOT_LEADER_OR_FOLLOWER)  # clients try again
+            raise RefusedBatch(errors.NOT_LEADER_OR_FOLLOWER)  # clients try again
         producer = (int(header.producer_id), int(header.producer_epoch))
         place = TransactionPartition(partition.topic.name, bytes.fromhex(partition.queue.id), partition.number)
         error = coordinator.write_error(session.vhost, name, producer, place)
         if error:
-            raise RefusedBatch(INVALID_PRODUCER_EPOCH if error == PRODUCER_FENCED else error)
+            raise RefusedBatch(errors.INVALID_PRODUCER_EPOCH if error == errors.PRODUCER_FENCED else error)
 
     def _end_part(self, number: int, result: Result) -> None:
         self._results[number] = result
@@ -478,7 +460,7 @@ class PendingProduce:
     def _on_safe(self, number: int, queue: Queue, safe: bool) -> None:
         self._unsafe_count -= 1
         if not safe:
-            self._results[number] = Result(UNKNOWN_TOPIC_OR_PARTITION if queue.deleted else STORAGE_ERROR)
+            self._results[number] = Result(errors.UNKNOWN_TOPIC_OR_PARTITION if queue.deleted else errors.STORAGE_ERROR)
         if self._unsafe_count == 0:
             self._reply()
 
@@ -494,7 +476,7 @@ class PendingProduce:
     def _end_without_reply(self) -> None:
         call = self._call
         for result, (name, part) in zip(self._results, self._parts, strict=True):
-            if result.error != NONE:
+            if result.error != errors.NONE:
                 where = f"partition {part.partition} of topic '{name.decode(errors='replace')[:ERROR_TEXT_MAX]}'"
                 call.connection.close(f"records without acks for {where} were refused: {result.error} {result.text}")
                 return
@@ -506,45 +488,47 @@ def _check_header(frame: bytes, start: int, end: int, size_max_bytes: int, now_m
     """Check what the log does not check: the fields that Kafka's producers may set. Raises: RefusedBatch."""
     size = end - start
     if start < 0 or size == 0:
-        raise RefusedBatch(INVALID_RECORD, "there is no record batch")
+        raise RefusedBatch(errors.INVALID_RECORD, "there is no record batch")
     if size <= _MAGIC_AT:
-        raise RefusedBatch(CORRUPT_MESSAGE, f"a record batch of {size} bytes")
+        raise RefusedBatch(errors.CORRUPT_MESSAGE, f"a record batch of {size} bytes")
     if frame[start + _MAGIC_AT] < 2:
-        raise RefusedBatch(UNSUPPORTED_FOR_MESSAGE_FORMAT, "only record batches with magic 2 are accepted")
+        raise RefusedBatch(errors.UNSUPPORTED_FOR_MESSAGE_FORMAT, "only record batches with magic 2 are accepted")
     if size < HEADER_SIZE:
-        raise RefusedBatch(CORRUPT_MESSAGE, f"a record batch of {size} bytes")
+        raise RefusedBatch(errors.CORRUPT_MESSAGE, f"a record batch of {size} bytes")
     if size > size_max_bytes:
-        raise RefusedBatch(MESSAGE_TOO_LARGE, f"a record batch of {size} bytes; at most {size_max_bytes} are accepted")
+        raise RefusedBatch(
+            errors.MESSAGE_TOO_LARGE, f"a record batch of {size} bytes; at most {size_max_bytes} are accepted"
+        )
     header = BatchHeader(frame, start)
     if HEADER_SIZE <= header.size < size:
-        raise RefusedBatch(INVALID_RECORD, "more than one record batch for a partition")
+        raise RefusedBatch(errors.INVALID_RECORD, "more than one record batch for a partition")
     if header.count > RECORDS_MAX:
-        raise RefusedBatch(MESSAGE_TOO_LARGE, f"a record batch of {header.count} records; at most {RECORDS_MAX}")
+        raise RefusedBatch(errors.MESSAGE_TOO_LARGE, f"a record batch of {header.count} records; at most {RECORDS_MAX}")
     if header.attributes & TRANSACTIONAL and header.producer_id < 0:
-        raise RefusedBatch(INVALID_RECORD, "a transactional batch without a producer")
+        raise RefusedBatch(errors.INVALID_RECORD, "a transactional batch without a producer")
     if header.attributes & CONTROL:
-        raise RefusedBatch(INVALID_RECORD, "producers cannot send control batches")
+        raise RefusedBatch(errors.INVALID_RECORD, "producers cannot send control batches")
     if header.attributes & LOG_APPEND_TIME:
-        raise RefusedBatch(INVALID_TIMESTAMP, "producers cannot send LogAppendTime")
+        raise RefusedBatch(errors.INVALID_TIMESTAMP, "producers cannot send LogAppendTime")
     if min(header.base_timestamp_ms, header.max_timestamp_ms) < _NO_TIME:
-        raise RefusedBatch(INVALID_TIMESTAMP, "a time before 1970")
+        raise RefusedBatch(errors.INVALID_TIMESTAMP, "a time before 1970")
     _check_time(header.max_timestamp_ms, now_ms)
     if header.attributes & COMPRESSION >= len(CODECS):
-        raise RefusedBatch(UNSUPPORTED_COMPRESSION_TYPE, f"unknown codec {header.attributes & COMPRESSION}")
+        raise RefusedBatch(errors.UNSUPPORTED_COMPRESSION_TYPE, f"unknown codec {header.attributes & COMPRESSION}")
     if header.attributes & ~(COMPRESSION | TRANSACTIONAL):
-        raise RefusedBatch(INVALID_RECORD, f"unknown attributes {header.attributes:#x}")
+        raise RefusedBatch(errors.INVALID_RECORD, f"unknown attributes {header.attributes:#x}")
 
 
 def _check_time(time_ms: int, now_ms: int) -> None:
     if time_ms > now_ms + AHEAD_MS_MAX:
-        raise RefusedBatch(INVALID_TIMESTAMP, "a time more than an hour ahead of the broker's clock")
+        raise RefusedBatch(errors.INVALID_TIMESTAMP, "a time more than an hour ahead of the broker's clock")
 
 
 def _error_of(error: BadBatch) -> int:
     """Return the error code of a batch that the log refuses."""
     if isinstance(error, BatchTooLarge):
-        return MESSAGE_TOO_LARGE
-    return CORRUPT_MESSAGE if isinstance(error, DamagedBatch) else INVALID_RECORD
+        return errors.MESSAGE_TOO_LARGE
+    return errors.CORRUPT_MESSAGE if isinstance(error, DamagedBatch) else errors.INVALID_RECORD
 
 
 def find_duplicate(last: Producer | None, header: BatchHeader) -> int:
@@ -559,13 +543,17 @@ def find_duplicate(last: Producer | None, header: BatchHeader) -> int:
         return -1
     epoch, first = header.producer_epoch, header.base_sequence
     if epoch < last.epoch:
-        raise RefusedBatch(INVALID_PRODUCER_EPOCH, f"epoch {epoch} is older than the producer's epoch {last.epoch}")
+        raise RefusedBatch(
+            errors.INVALID_PRODUCER_EPOCH, f"epoch {epoch} is older than the producer's epoch {last.epoch}"
+        )
     stored = last.find_batch(epoch, first, (first + header.count - 1) & SEQUENCE_MAX)
     if stored >= 0:
         return stored
     expected = (last.sequence + 1) & SEQUENCE_MAX if epoch == last.epoch else 0
     if first != expected:
-        raise RefusedBatch(OUT_OF_ORDER_SEQUENCE_NUMBER, f"sequence {first} of epoch {epoch}, expected {expected}")
+        raise RefusedBatch(
+            errors.OUT_OF_ORDER_SEQUENCE_NUMBER, f"sequence {first} of epoch {epoch}, expected {expected}"
+        )
     return -1
 
 

@@ -8,6 +8,9 @@ middle, adds only the messages that are missing.
 A queue that refuses a message (overflow reject-publish) ends the batch with 7 REQUEST_TIMED_OUT. The messages before it
 stay. Producers send such a batch again until their own time is over, so a full queue holds them back. Codes after which
 they give up at once would let them use the sequences of the batch for other records, which would then look known.
+
+A message of the batch that could not be written (full disk) ends the batch, too, with 56 STORAGE_ERROR. The
+messages after it would otherwise hide it: the reply waits for the last one, and a repetition would look known.
 """
 
 from __future__ import annotations
@@ -17,14 +20,8 @@ from typing import TYPE_CHECKING, Final
 
 from amqpd.broker.publish.publisher import needs_validation, validate_properties
 from amqpd.errors import PreconditionFailed
+from amqpd.kafka_server import errors
 from amqpd.kafka_server.message_records import BatchRecord, message_of, record_work, records_of
-from amqpd.kafka_server.messages import (
-    INVALID_PRODUCER_EPOCH,
-    INVALID_RECORD,
-    OUT_OF_ORDER_SEQUENCE_NUMBER,
-    REQUEST_TIMED_OUT,
-    STORAGE_ERROR,
-)
 from amqpd.protocol.field_table import CodecError
 from amqpd.storage.log.batch import NO_PRODUCER, BatchHeader
 from amqpd.storage.log.producer_state import SEQUENCE_MAX, Producer
@@ -79,6 +76,7 @@ class QueueBatch:
         self._is_checked = False
         self._number = 0
         self._skip_count = 0
+        self._unwritten_end = 0  # of the log, when the first message was enqueued
         self._records: Iterator[BatchRecord] = records_of(batch)
 
     def _known_count(self, count: int) -> int:
@@ -88,12 +86,12 @@ class QueueBatch:
             return 0
         if self._epoch < last.epoch:
             text = f"epoch {self._epoch} is older than the producer's epoch {last.epoch}"
-            raise RefusedBatch(INVALID_PRODUCER_EPOCH, text)
+            raise RefusedBatch(errors.INVALID_PRODUCER_EPOCH, text)
         expected = (last.sequence + 1) & SEQUENCE_MAX if self._epoch == last.epoch else 0
         known = (expected - self._base_sequence) & SEQUENCE_MAX
         if known > SEQUENCE_MAX // 2 or (known > 0 and self._epoch != last.epoch):
             text = f"sequence {self._base_sequence} of epoch {self._epoch}, expected {expected}"
-            raise RefusedBatch(OUT_OF_ORDER_SEQUENCE_NUMBER, text)
+            raise RefusedBatch(errors.OUT_OF_ORDER_SEQUENCE_NUMBER, text)
         if known >= count:
             self.is_duplicate = True
             self.last_offset = int(last.offset)
@@ -116,15 +114,17 @@ class QueueBatch:
                 if work >= SLICE_WORK:
                     return False
         except BadRecord as error:
-            raise RefusedBatch(INVALID_RECORD, str(error)) from None
+            raise RefusedBatch(errors.INVALID_RECORD, str(error)) from None
         if self._producer_id >= 0:
             self._skip_count = self._known_count(self._count)
         self._is_checked = True
+        self._unwritten_end = int(self.store.unwritten_end)
         self._records = records_of(self._batch)
         return False
 
     def _enqueue_slice(self) -> bool:
         work = 0
+        self._check_written()
         for record in self._records:
             number, self._number = self._number, self._number + 1
             work += record_work(len(record.headers))
@@ -134,16 +134,21 @@ class QueueBatch:
                 return False
         return True
 
+    def _check_written(self) -> None:
+        """Check that no message could not be written since the first one. Raises: RefusedBatch."""
+        if self.store.unwritten_end != self._unwritten_end:
+            raise RefusedBatch(errors.STORAGE_ERROR)
+
     def _enqueue_one(self, record: BatchRecord, number: int) -> None:
         """Enqueue the record with this number in the batch. Raises: RefusedBatch."""
         try:
             is_accepted = self._enqueue(message_of(record), (self._base_sequence + number) & SEQUENCE_MAX)
         except LogFailed:
-            raise RefusedBatch(STORAGE_ERROR) from None
+            raise RefusedBatch(errors.STORAGE_ERROR) from None
         if not is_accepted:
             if self.store.failed:
-                raise RefusedBatch(STORAGE_ERROR)
-            raise RefusedBatch(REQUEST_TIMED_OUT, f"queue '{self.queue.name}' is full")
+                raise RefusedBatch(errors.STORAGE_ERROR)
+            raise RefusedBatch(errors.REQUEST_TIMED_OUT, f"queue '{self.queue.name}' is full")
 
     def _enqueue(self, message: Message, sequence: int) -> bool:
         queue, store = self.queue, self.store
@@ -159,6 +164,7 @@ class QueueBatch:
                 queue.backing.numbered = False
                 store.set_producer(NO_PRODUCER, 0, -1)
         if accepted and store.next_offset > offset:
+            self._check_written()
             if self.offset < 0 and self._skip_count == 0:
                 self.offset = offset
             self.last_offset = offset
@@ -179,6 +185,6 @@ def _checked_message(record: BatchRecord, user: User) -> None:
         if message.info is not None and needs_validation(message.info):
             validate_properties(user, message.info, message.properties())
     except CodecError as error:
-        raise RefusedBatch(INVALID_RECORD, str(error)) from None
+        raise RefusedBatch(errors.INVALID_RECORD, str(error)) from None
     except PreconditionFailed as error:
-        raise RefusedBatch(INVALID_RECORD, error.text) from None
+        raise RefusedBatch(errors.INVALID_RECORD, error.text) from None

@@ -4,17 +4,12 @@ A quota is a limit of a user (broker/vhost/limits.py): `producer_byte_rate` coun
 `consumer_byte_rate` bytes of batches in answers of Fetch and ShareFetch. All connections of a user share it.
 
 A user has a level: the time at which all bytes so far would have been sent at the rate, at least now less BURST_MS.
-Each answer raises it. What the level is ahead of now is the throttle time of the answer, and the connection handles no
-request for so long, as in Kafka. A level is at most THROTTLE_MS_MAX ahead, so that clients do not give up: a request
-that is larger than this time allows exceeds the quota.
+Each answer raises it. What the level is ahead of now is the throttle time of the answer, at most THROTTLE_MS_MAX, and
+the connection handles no request for so long, as in Kafka.
 
 A Fetch or ShareFetch gets at most what the rate allows in a second, and nothing while the level is ahead. One whose
 connection has waited its throttle time gets records also if other connections have raised the level meanwhile, and
-less the further it is ahead, at least one batch. So each connection of a user gets its part, which is not so in Kafka.
-More than some 250 connections exceed the rate by a batch each in THROTTLE_MS_MAX.
-
-Quotas of client ids and addresses, defaults, and other keys are refused (42, INVALID_REQUEST). Only administrators may
-use the requests.
+less the further it is ahead, at least one batch. So each connection of a user gets its part (DECISIONS.md).
 """
 
 from __future__ import annotations
@@ -27,15 +22,8 @@ from amqpd.auth.internal_backend import NoSuchUser
 from amqpd.broker.events import ACTOR, ORIGIN
 from amqpd.broker.vhost.limit_set import CONSUMER_BYTE_RATE, NO_LIMITS, PRODUCER_BYTE_RATE
 from amqpd.broker.vhost.pending import wait_done
-from amqpd.kafka_server.connection import Api, Call
-from amqpd.kafka_server.messages import (
-    CLUSTER_AUTHORIZATION_FAILED,
-    INVALID_REQUEST,
-    NONE,
-    RESOURCE_NOT_FOUND,
-    STORAGE_ERROR,
-    api_types,
-)
+from amqpd.kafka_server import errors
+from amqpd.kafka_server.connection import Call, typed_api
 from amqpd.kafka_server.topics import check_count
 from amqpd.storage.metadata.store import MetadataError
 
@@ -125,7 +113,9 @@ def count_bytes(call: Call, key: str, size_bytes: int) -> int:
 
 def _describe(call: Call) -> None:
     if "administrator" not in call.session.user.tags:
-        call.reply({"error_code": CLUSTER_AUTHORIZATION_FAILED, "error_message": NOT_ADMINISTRATOR, "entries": None})
+        call.reply(
+            {"error_code": errors.CLUSTER_AUTHORIZATION_FAILED, "error_message": NOT_ADMINISTRATOR, "entries": None}
+        )
         return
     components = call.request.components or ()
     check_count(len(components))
@@ -133,7 +123,7 @@ def _describe(call: Call) -> None:
     unknown = [each for each in types if each not in _TYPES]
     if unknown or len(set(types)) < len(types):
         text = f"unknown entity type {unknown[0][:40]!r}" if unknown else "an entity type is in the filter twice"
-        call.reply({"error_code": INVALID_REQUEST, "error_message": text, "entries": None})
+        call.reply({"error_code": errors.INVALID_REQUEST, "error_message": text, "entries": None})
         return
     found: list[dict[str, Any]] = []
     for user, limits in call.session.broker.user_limits.all():
@@ -142,9 +132,9 @@ def _describe(call: Call) -> None:
             found.append({"entity": [{"entity_type": _USER, "entity_name": user}], "values": values})
     if len(found) > SHOWN_MAX:
         text = f"more than {SHOWN_MAX} users have quotas: name one of them"
-        call.reply({"error_code": INVALID_REQUEST, "error_message": text, "entries": None})
+        call.reply({"error_code": errors.INVALID_REQUEST, "error_message": text, "entries": None})
         return
-    call.reply({"error_code": NONE, "error_message": None, "entries": found})
+    call.reply({"error_code": errors.NONE, "error_message": None, "entries": found})
 
 
 def _is_wanted(components: Any, strict: bool, user: str) -> bool:
@@ -162,7 +152,9 @@ def _alter(call: Call) -> None:
     check_count(len(entries), ALTERED_MAX)
     check_count(sum(len(each.ops) + len(each.entity) for each in entries))
     if "administrator" not in call.session.user.tags:
-        call.reply({"entries": [_result(each, CLUSTER_AUTHORIZATION_FAILED, NOT_ADMINISTRATOR) for each in entries]})
+        call.reply(
+            {"entries": [_result(each, errors.CLUSTER_AUTHORIZATION_FAILED, NOT_ADMINISTRATOR) for each in entries]}
+        )
         return
     call.connection.start_task(_alter_all(call, entries))  # changes run one after another, each with a commit
 
@@ -180,7 +172,7 @@ async def _alter_all(call: Call, entries: Any) -> None:
     results = []
     for each in entries:
         why = "an entity is in the request more than once" if counts[_entity_of(each)] > 1 else _fault(each)
-        code, text = (INVALID_REQUEST, why) if why else await _alter_one(call, each, only_validate)
+        code, text = (errors.INVALID_REQUEST, why) if why else await _alter_one(call, each, only_validate)
         results.append(_result(each, code, text or None))
     if not call.connection.closed:
         call.reply({"entries": results})
@@ -214,21 +206,21 @@ async def _alter_one(call: Call, entry: Any, only_validate: bool) -> tuple[int, 
         try:
             broker.auth.user(name)
         except NoSuchUser:
-            return RESOURCE_NOT_FOUND, "there is no such user; add it with amqpctl add_user"
+            return errors.RESOURCE_NOT_FOUND, "there is no such user; add it with amqpctl add_user"
         before = broker.user_limits.get(name)
         removed = {op.key for op in entry.ops if op.remove}
         after = {key: limit for key, limit in before.items() if key not in removed}
         after |= {op.key: int(op.value) for op in entry.ops if not op.remove}
         if after == before or only_validate:
-            return NONE, ""
+            return errors.NONE, ""
         try:
             await wait_done(partial(broker.user_limits.declare, name, after))
         except MetadataError as error:
-            return STORAGE_ERROR, f"metadata could not be written: {error}"
-    return NONE, ""
+            return errors.STORAGE_ERROR, f"metadata could not be written: {error}"
+    return errors.NONE, ""
 
 
 APIS: Final = (
-    Api(48, "DescribeClientQuotas", 0, 1, 1, _describe, *api_types("DescribeClientQuotas")),
-    Api(49, "AlterClientQuotas", 0, 1, 1, _alter, *api_types("AlterClientQuotas")),
+    typed_api(48, "DescribeClientQuotas", 0, 1, 1, _describe),
+    typed_api(49, "AlterClientQuotas", 0, 1, 1, _alter),
 )

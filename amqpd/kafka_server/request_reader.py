@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -19,6 +19,8 @@ NO_ID: Final = UUID(int=0)
 UUID_SIZE: Final = 16
 TAGS_MAX: Final = 1000
 """Tagged fields of one request, at 1 us each. Clients send a few."""
+NUMBERS_MAX: Final = 100_000
+"""Elements of all arrays of int32 of one request."""
 _NULL: Final = -1
 
 
@@ -31,13 +33,14 @@ class RequestReader:
         flexible: lengths and counts are varints, and each struct ends with tagged fields.
     """
 
-    __slots__ = ("_tags_left", "data", "flexible", "position")
+    __slots__ = ("_numbers_left", "_tags_left", "data", "flexible", "position")
 
     def __init__(self, data: bytes, position: int, flexible: bool = True) -> None:
         self.data = data
         self.flexible = flexible
         self.position = position
         self._tags_left = TAGS_MAX
+        self._numbers_left = NUMBERS_MAX
         self.end_struct()
 
     # -- numbers
@@ -67,6 +70,20 @@ class RequestReader:
 
     def float64(self) -> float:
         return float(self.unpack(FLOAT64)[0])
+
+    def nullable_int32s(self) -> list[int] | None:
+        """Return an array of int32, read at once; None for null."""
+        count = self.nullable_count(self._numbers_left, INT32.size)
+        if count < 0:
+            return None
+        self._numbers_left -= count
+        return list(struct.unpack(f">{count}i", self.take(INT32.size * count)))
+
+    def int32s(self) -> list[int]:
+        numbers = self.nullable_int32s()
+        if numbers is None:
+            raise MalformedRequest("an array that is null")
+        return numbers
 
     def boolean(self) -> bool:
         return self.unpack(INT8)[0] != 0
@@ -182,11 +199,16 @@ class RequestReader:
 # -- encoder
 
 
+_ONE_BYTE: Final = tuple(bytes([length]) for length in range(0x80))
+
+
 def encoded_length(length: int, fields: struct.Struct, flexible: bool) -> bytes:
     """Return the length of an array, a string or bytes; -1 for null. fields: its form if it is not a varint."""
     if not flexible:
         return fields.pack(length)
     length += 1
+    if length < len(_ONE_BYTE):
+        return _ONE_BYTE[length]
     encoded = bytearray()
     while length > 0x7F:
         encoded.append(length & 0x7F | 0x80)
@@ -217,6 +239,12 @@ class BodyWriter:
 
     def int32(self, value: int) -> None:
         self.data += INT32.pack(value)
+
+    def int32s(self, values: Sequence[int] | None) -> None:
+        """Add an array, or null."""
+        self.count(-1 if values is None else len(values))
+        if values:
+            self.data += struct.pack(f">{len(values)}i", *values)
 
     def int64(self, value: int) -> None:
         self.data += INT64.pack(value)

@@ -20,14 +20,8 @@ from typing import Final
 from amqpd.auth.internal_backend import AuthenticationRefused, User
 from amqpd.auth.scram import MECHANISMS as SCRAM_MECHANISMS
 from amqpd.auth.scram import ScramError, ScramLogin
-from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection
-from amqpd.kafka_server.messages import (
-    ILLEGAL_SASL_STATE,
-    NONE,
-    SASL_AUTHENTICATION_FAILED,
-    UNSUPPORTED_SASL_MECHANISM,
-    api_types,
-)
+from amqpd.kafka_server import errors
+from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection, typed_api
 from amqpd.listeners import is_loopback
 
 log = logging.getLogger(__name__)
@@ -57,23 +51,23 @@ class SaslExchange:
 def _handshake(call: Call) -> None:
     connection, mechanism = call.connection, call.request.mechanism
     if connection.session is not None or connection.sasl is not None:
-        call.reply({"error_code": ILLEGAL_SASL_STATE, "mechanisms": list(MECHANISMS)})
+        call.reply({"error_code": errors.ILLEGAL_SASL_STATE, "mechanisms": list(MECHANISMS)})
         return
     if mechanism not in MECHANISMS:
-        call.reply({"error_code": UNSUPPORTED_SASL_MECHANISM, "mechanisms": list(MECHANISMS)})
+        call.reply({"error_code": errors.UNSUPPORTED_SASL_MECHANISM, "mechanisms": list(MECHANISMS)})
         return
     connection.mechanism = mechanism
     connection.sasl = SaslExchange()
     if call.version == 0:
         connection.token_api = _TOKENS
-    call.reply({"error_code": NONE, "mechanisms": list(MECHANISMS)})
+    call.reply({"error_code": errors.NONE, "mechanisms": list(MECHANISMS)})
 
 
 def _authenticate(call: Call) -> None:
     connection = call.connection
     exchange = connection.sasl
     if not isinstance(exchange, SaslExchange) or connection.session is not None:
-        _answer(call, ILLEGAL_SASL_STATE, "SaslHandshake must come first")
+        _answer(call, errors.ILLEGAL_SASL_STATE, "SaslHandshake must come first")
         return
     message = call.frame if call.api is _TOKENS else bytes(call.request.auth_bytes)
     if connection.mechanism != PLAIN:
@@ -127,7 +121,7 @@ def _scram(call: Call, exchange: SaslExchange, message: bytes) -> None:
             exchange.has_credentials = credentials is not None
             if credentials is None:
                 credentials = auth.unknown_scram_user(user_name, connection.mechanism)
-            _answer(call, NONE, None, login.begin(credentials))
+            _answer(call, errors.NONE, None, login.begin(credentials))
             return
         vhost, user_name = _vhost_and_user(connection, login.user_name)
         last = login.finish(message)
@@ -154,7 +148,7 @@ def _accept(call: Call, user: User, vhost: str, last: bytes) -> None:
         _refuse(call, user.name, why, why)
         return
     connection.server.record_login(connection, user.name, "")
-    _answer(call, NONE, None, last)
+    _answer(call, errors.NONE, None, last)
 
 
 def _refuse(call: Call, name: str, why: str, text: str) -> None:
@@ -169,7 +163,7 @@ def _refuse(call: Call, name: str, why: str, text: str) -> None:
 
     def answer() -> None:
         if not connection.closed:
-            _answer(call, SASL_AUTHENTICATION_FAILED, text)
+            _answer(call, errors.SASL_AUTHENTICATION_FAILED, text)
             connection.close_after_replies()
 
     delay_s = server.broker.auth.failure_backoff.record_failure(connection.peer[0], name)
@@ -179,6 +173,6 @@ def _refuse(call: Call, name: str, why: str, text: str) -> None:
 _TOKENS: Final = Api(36, "SaslAuthenticate", 0, 0, 99, _authenticate, before_login=True)
 
 APIS: Final = (
-    Api(17, "SaslHandshake", 0, 1, 99, _handshake, *api_types("SaslHandshake"), before_login=True),
-    Api(36, "SaslAuthenticate", 0, 2, 2, _authenticate, *api_types("SaslAuthenticate"), before_login=True),
+    typed_api(17, "SaslHandshake", 0, 1, 99, _handshake, before_login=True),
+    typed_api(36, "SaslAuthenticate", 0, 2, 2, _authenticate, before_login=True),
 )

@@ -29,10 +29,10 @@ from amqpd.kafka_server import (
     transaction_admin,
     transaction_requests,
 )
-from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection, RequestStats, api_versions
+from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection, RequestStats, api_versions, typed_api
 from amqpd.kafka_server.group_operations import GroupOperations
 from amqpd.kafka_server.message_schema import encode_steps
-from amqpd.kafka_server.messages import API_VERSIONS, api_types
+from amqpd.kafka_server.messages import API_VERSIONS
 from amqpd.kafka_server.pace import Pace, run_all
 from amqpd.kafka_server.share_states import ShareStates
 from amqpd.kafka_server.share_stream import ShareStreams
@@ -56,14 +56,12 @@ def _answer_api_versions(call: Call) -> None:
     if body is None:
         body = run_all(encode_steps(call.api.response, call.version, call.is_flexible, api_versions(server.apis)))
         server.api_versions_bodies[call.version] = body
-    call.reply_untagged(body)
+    call.reply_bytes(body)
 
 
 def every_api() -> tuple[Api, ...]:
     """Return all requests that the broker understands."""
-    versions = Api(
-        API_VERSIONS, "ApiVersions", 0, 4, 3, _answer_api_versions, *api_types("ApiVersions"), before_login=True
-    )
+    versions = typed_api(API_VERSIONS, "ApiVersions", 0, 4, 3, _answer_api_versions, before_login=True)
     modules = (
         topics,
         topic_admin,

@@ -17,27 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.flow.timers import CallTimer
-from amqpd.kafka_server import topics
-from amqpd.kafka_server.connection import Api, Call
-from amqpd.kafka_server.messages import (
-    COORDINATOR_LOAD_IN_PROGRESS,
-    COORDINATOR_NOT_AVAILABLE,
-    FENCED_MEMBER_EPOCH,
-    GROUP_ID_NOT_FOUND,
-    GROUP_MAX_SIZE_REACHED,
-    INVALID_REQUEST,
-    NAME_MAX,
-    NONE,
-    NOT_ASKED,
-    POLICY_VIOLATION,
-    TOPIC_AUTHORIZATION_FAILED,
-    UNKNOWN_MEMBER_ID,
-)
+from amqpd.kafka_server import errors, topics
+from amqpd.kafka_server.connection import Call, typed_api
+from amqpd.kafka_server.messages import NAME_MAX
 from amqpd.kafka_server.pace import Steps
-from amqpd.kafka_server.request_reader import BodyWriter, RequestReader
 from amqpd.kafka_server.share_wire import TOPICS_MAX
 
 if TYPE_CHECKING:
@@ -53,18 +39,8 @@ HEARTBEAT_MS: Final = 5000
 SESSION_MS: Final = 45_000
 LEAVE: Final = -1
 EPOCH_MAX: Final = 0x7FFF_FFFF
-LOADING: Final = (COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE)
+LOADING: Final = (errors.COORDINATOR_LOAD_IN_PROGRESS, errors.COORDINATOR_NOT_AVAILABLE)
 """A member may leave meanwhile."""
-
-
-class Heartbeat(NamedTuple):
-    """A ShareGroupHeartbeat. topics: None if they are those of the last one."""
-
-    group: str
-    member_id: str
-    epoch: int
-    rack: str | None
-    topics: tuple[str, ...] | None
 
 
 class ShareMember:
@@ -127,34 +103,34 @@ class ShareGroups:
         """Return the names of the groups with members."""
         return list(self._groups.get(vhost.id, ()))
 
-    def beat(self, call: Call, asked: Heartbeat, assigned: tuple[topics.PartitionedTopic, ...]) -> ShareMember | int:
+    def beat(self, call: Call, assigned: tuple[topics.PartitionedTopic, ...]) -> ShareMember | int:
         """Join a member, or renew its session. Return the member or an error code. assigned: the topics that exist."""
-        session = call.session
+        asked, session = call.request, call.session
         vhost_id = session.vhost.id
-        group = self.find(session.vhost, asked.group)
+        group = self.find(session.vhost, asked.group_id)
         member = None if group is None else group.members.get(asked.member_id)
-        if asked.epoch == 0:
+        if asked.member_epoch == 0:
             if group is None:
                 groups = self._groups.setdefault(vhost_id, {})
                 if len(groups) >= GROUPS_MAX:
-                    return POLICY_VIOLATION
-                group = groups[asked.group] = ShareGroup(asked.group)
+                    return errors.POLICY_VIOLATION
+                group = groups[asked.group_id] = ShareGroup(asked.group_id)
             if member is None:
                 if len(group.members) >= MEMBERS_MAX:
-                    return GROUP_MAX_SIZE_REACHED
-                timer = CallTimer(partial(self._on_silence, session.vhost, asked.group, asked.member_id))
+                    return errors.GROUP_MAX_SIZE_REACHED
+                timer = CallTimer(partial(self._on_silence, session.vhost, asked.group_id, asked.member_id))
                 member = ShareMember(asked.member_id, call.header.client_id, call.connection.peer[0], timer)
                 group.members[asked.member_id] = member
                 group.changed()
         elif group is None or member is None:
-            return UNKNOWN_MEMBER_ID
-        elif asked.epoch not in (member.epoch, member.last_epoch):
-            return FENCED_MEMBER_EPOCH
+            return errors.UNKNOWN_MEMBER_ID
+        elif asked.member_epoch not in (member.epoch, member.last_epoch):
+            return errors.FENCED_MEMBER_EPOCH
         self._timers.arm(member.timer, self._timers.now_ms() + SESSION_MS)
-        if asked.rack is not None:
-            member.rack = asked.rack
-        if asked.topics is not None:
-            member.topics = asked.topics
+        if asked.rack_id is not None:
+            member.rack = asked.rack_id
+        if asked.subscribed_topic_names is not None:
+            member.topics = tuple(dict.fromkeys(asked.subscribed_topic_names))
         if assigned != member.assigned:
             member.assigned = assigned
             group.changed()
@@ -202,154 +178,125 @@ def _prepare(call: Call, group: str, topic: topics.PartitionedTopic) -> Steps[No
 # -- ShareGroupHeartbeat -----------------------------------------------------------------------------------------------
 
 
-def _decode_heartbeat(call: Call) -> Steps[Heartbeat]:
-    reader = RequestReader(call.frame, call.header.size)
-    group, member_id, epoch, rack = reader.text(), reader.text(), reader.int32(), reader.nullable_text()
-    count = reader.nullable_count(TOPICS_MAX)
-    names: dict[str, None] = {}
-    for _ in range(count):
-        names[reader.text()] = None
-        yield
-    reader.end_struct()
-    return Heartbeat(group, member_id, epoch, rack, None if count < 0 else tuple(names))
-
-
 def _heartbeat(call: Call) -> Steps[None]:
-    asked = yield from _decode_heartbeat(call)
-    server = call.connection.server
-    error = server.coordinator.error_for(asked.group, call.session)
-    if error not in (NONE, *LOADING):
-        _answer_heartbeat(call, asked, error)
-    elif not 0 < len(asked.member_id) <= NAME_MAX or asked.epoch < LEAVE or len(asked.rack or "") > NAME_MAX:
-        _answer_heartbeat(call, asked, INVALID_REQUEST)
-    elif asked.epoch == LEAVE:
-        is_member = server.share_groups.remove(call.session.vhost, asked.group, asked.member_id)
-        _answer_heartbeat(call, asked, NONE if is_member else UNKNOWN_MEMBER_ID)
-    elif error != NONE:
-        _answer_heartbeat(call, asked, error)
-    elif asked.epoch == 0 and not asked.topics:
-        _answer_heartbeat(call, asked, INVALID_REQUEST)
+    asked, server = call.request, call.connection.server
+    topics.check_count(len(asked.subscribed_topic_names or ()), TOPICS_MAX)
+    error = server.coordinator.error_for(asked.group_id, call.session)
+    if error not in (errors.NONE, *LOADING):
+        _answer_heartbeat(call, error)
+    elif not 0 < len(asked.member_id) <= NAME_MAX or asked.member_epoch < LEAVE or len(asked.rack_id or "") > NAME_MAX:
+        _answer_heartbeat(call, errors.INVALID_REQUEST)
+    elif asked.member_epoch == LEAVE:
+        is_member = server.share_groups.remove(call.session.vhost, asked.group_id, asked.member_id)
+        _answer_heartbeat(call, errors.NONE if is_member else errors.UNKNOWN_MEMBER_ID)
+    elif error != errors.NONE:
+        _answer_heartbeat(call, error)
+    elif asked.member_epoch == 0 and not asked.subscribed_topic_names:
+        _answer_heartbeat(call, errors.INVALID_REQUEST)
     else:
-        yield from _beat(call, asked)
+        yield from _beat(call)
 
 
-def _beat(call: Call, asked: Heartbeat) -> Steps[None]:
+def _beat(call: Call) -> Steps[None]:
     """Find the topics, join a member or renew its session, and answer."""
-    groups, vhost = call.connection.server.share_groups, call.session.vhost
-    group = groups.find(vhost, asked.group)
+    asked, groups, vhost = call.request, call.connection.server.share_groups, call.session.vhost
+    group = groups.find(vhost, asked.group_id)
     known = None if group is None else group.members.get(asked.member_id)
-    names = asked.topics
-    if names is None:
-        names = () if known is None else known.topics
+    names = dict.fromkeys(asked.subscribed_topic_names or ())
+    if asked.subscribed_topic_names is None and known is not None:
+        names = dict.fromkeys(known.topics)
     assigned: list[topics.PartitionedTopic] = []
     for name in names:
         yield
         found = topics.find_topic(call.session, name, "read")
         if isinstance(found, topics.PartitionedTopic):
             assigned.append(found)
-        elif found == TOPIC_AUTHORIZATION_FAILED and asked.topics is not None:
-            _answer_heartbeat(call, asked, TOPIC_AUTHORIZATION_FAILED)
+        elif found == errors.TOPIC_AUTHORIZATION_FAILED and asked.subscribed_topic_names is not None:
+            _answer_heartbeat(call, errors.TOPIC_AUTHORIZATION_FAILED)
             return
     before = () if known is None else known.assigned
-    member = groups.beat(call, asked, tuple(assigned))
+    member = groups.beat(call, tuple(assigned))
     if isinstance(member, int):
-        _answer_heartbeat(call, asked, member)
+        _answer_heartbeat(call, member)
         return
     old = {topic.id: topic for topic in before}
     is_prepared = False
     try:
         for topic in assigned:
             if old.get(topic.id) != topic:
-                yield from _prepare(call, asked.group, topic)
+                yield from _prepare(call, asked.group_id, topic)
         is_prepared = True
     finally:
         if not is_prepared:  # the connection is closed: the member's next heartbeat does it
             member.assigned = before
-    is_told = asked.epoch == 0 or asked.topics is not None or member.assigned != before
-    _answer_heartbeat(call, asked, NONE, member, is_told or asked.epoch != member.epoch)
+    is_told = asked.member_epoch == 0 or asked.subscribed_topic_names is not None or member.assigned != before
+    _answer_heartbeat(call, errors.NONE, member, is_told or asked.member_epoch != member.epoch)
 
 
-def _answer_heartbeat(
-    call: Call, asked: Heartbeat, error: int, member: ShareMember | None = None, with_assignment: bool = False
-) -> None:
-    writer = BodyWriter(True)
-    writer.int32(0)  # throttle time
-    writer.int16(error)
-    writer.string(None)
-    writer.string(asked.member_id)
-    writer.int32(asked.epoch if member is None else member.epoch)
-    writer.int32(HEARTBEAT_MS)
-    if member is None or not with_assignment:
-        writer.int8(-1)  # null
-    else:
-        writer.int8(1)
-        _write_assignment(writer, member, False)
-    writer.end()
-    call.reply_bytes(bytes(writer.data))
+def _answer_heartbeat(call: Call, error: int, member: ShareMember | None = None, with_assignment: bool = False) -> None:
+    call.reply(
+        {
+            "error_code": error,
+            "member_id": call.request.member_id,
+            "member_epoch": call.request.member_epoch if member is None else member.epoch,
+            "heartbeat_interval_ms": HEARTBEAT_MS,
+            "assignment": None if member is None or not with_assignment else _assignment(member),
+        }
+    )
 
 
-def _write_assignment(writer: BodyWriter, member: ShareMember, with_names: bool) -> None:
-    writer.count(len(member.assigned))
-    for topic in member.assigned:
-        writer.uuid(topic.id)
-        if with_names:
-            writer.string(topic.name)
-        writer.count(len(topic.partitions))
-        for number in range(len(topic.partitions)):
-            writer.int32(number)
-        writer.end()
-    writer.end()
+def _assignment(member: ShareMember) -> dict[str, Any]:
+    return {
+        "topic_partitions": [
+            {"topic_id": topic.id.bytes, "topic_name": topic.name, "partitions": range(len(topic.partitions))}
+            for topic in member.assigned
+        ]
+    }
 
 
 # -- ShareGroupDescribe ------------------------------------------------------------------------------------------------
 
 
 def _describe(call: Call) -> Steps[None]:
-    reader = RequestReader(call.frame, call.header.size)
-    names = [reader.text() for _ in range(reader.count(DESCRIBED_MAX))]
-    reader.boolean()  # whether authorized operations are wanted: groups have none
-    reader.end_struct()
-    writer = BodyWriter(True)
-    writer.int32(0)  # throttle time
-    writer.count(len(names))
+    topics.check_count(len(call.request.group_ids), DESCRIBED_MAX)
     server, vhost = call.connection.server, call.session.vhost
-    for name in names:
+    described: list[dict[str, Any]] = []
+    for name in call.request.group_ids:
         yield
-        group, error = server.share_groups.find(vhost, name), server.coordinator.error_for(name, call.session)
-        is_known = group is not None or bool(error == NONE and server.share_states.partitions_of(vhost, name))
-        yield from _describe_group(writer, name, group, error or (NONE if is_known else GROUP_ID_NOT_FOUND))
-    writer.end()
-    call.reply_bytes(bytes(writer.data))
-
-
-def _describe_group(writer: BodyWriter, name: str, group: ShareGroup | None, error: int) -> Steps[None]:
-    writer.int16(error)
-    writer.string(None)
-    writer.string(name)
-    writer.string("Stable" if group is not None else "Dead" if error != NONE else "Empty")
-    epoch = 0 if group is None else group.epoch
-    writer.int32(epoch)
-    writer.int32(epoch)  # of the assignment
-    writer.string("simple")
-    members = [] if group is None else list(group.members.values())
-    writer.count(len(members))
-    for member in members:
-        yield
-        writer.string(member.id)
-        writer.string(member.rack)
-        writer.int32(member.epoch)
-        writer.string(member.client_id)
-        writer.string(member.host)
-        writer.count(len(member.topics))
-        for topic in member.topics:
-            writer.string(topic)
-        _write_assignment(writer, member, True)
-        writer.end()
-    writer.int32(NOT_ASKED)
-    writer.end()
+        error = server.coordinator.error_for(name, call.session)
+        group = None if error else server.share_groups.find(vhost, name)
+        if not error and group is None and not server.share_states.partitions_of(vhost, name):
+            error = errors.GROUP_ID_NOT_FOUND
+        epoch = 0 if group is None else group.epoch
+        members: list[dict[str, Any]] = []
+        described.append(
+            {
+                "error_code": error,
+                "group_id": name,
+                "group_state": "Stable" if group is not None else "Dead" if error else "Empty",
+                "group_epoch": epoch,
+                "assignment_epoch": epoch,
+                "assignor_name": "simple",
+                "members": members,
+            }
+        )
+        for member in [] if group is None else list(group.members.values()):
+            yield
+            members.append(
+                {
+                    "member_id": member.id,
+                    "rack_id": member.rack,
+                    "member_epoch": member.epoch,
+                    "client_id": member.client_id,
+                    "client_host": f"/{member.host}",
+                    "subscribed_topic_names": member.topics,
+                    "assignment": _assignment(member),
+                }
+            )
+    call.reply({"groups": described})
 
 
 APIS: Final = (
-    Api(76, "ShareGroupHeartbeat", 1, 1, 0, _heartbeat),
-    Api(77, "ShareGroupDescribe", 1, 1, 0, _describe),
+    typed_api(76, "ShareGroupHeartbeat", 1, 1, 0, _heartbeat),
+    typed_api(77, "ShareGroupDescribe", 1, 1, 0, _describe),
 )

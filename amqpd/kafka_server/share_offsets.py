@@ -6,24 +6,15 @@ while it has no members, and only of topics that the user may read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.kafka_server import topics
+from amqpd.kafka_server import errors, topics
 from amqpd.kafka_server.committed_offsets import OffsetKey
-from amqpd.kafka_server.connection import Api, Call
-from amqpd.kafka_server.messages import (
-    GROUP_ID_NOT_FOUND,
-    INVALID_REQUEST,
-    NON_EMPTY_GROUP,
-    NONE,
-    STORAGE_ERROR,
-    MalformedRequest,
-)
+from amqpd.kafka_server.connection import Call, typed_api
 from amqpd.kafka_server.pace import Steps
-from amqpd.kafka_server.request_reader import NO_ID, BodyWriter, RequestReader
+from amqpd.kafka_server.request_reader import NO_ID
 from amqpd.kafka_server.share_state import ShareState, decode_snapshot
 from amqpd.kafka_server.share_states import StoredState
 from amqpd.kafka_server.share_wire import PARTITIONS_MAX, TOPICS_MAX
@@ -33,90 +24,70 @@ if TYPE_CHECKING:
 
 OFFSET_MAX: Final = (1 << 62) - 1
 GROUPS_MAX: Final = 100
-PARTITIONS_PER_STEP: Final = 32
 _UNKNOWN: Final = -1
+
+Fields = dict[str, Any]
 
 
 # -- describe ----------------------------------------------------------------------------------------------------------
 
 
 def _describe(call: Call) -> Steps[None]:
-    reader = RequestReader(call.frame, call.header.size)
-    asked: list[tuple[str, list[tuple[str, list[int]]] | None]] = []
-    topics_left, partitions_left = TOPICS_MAX, PARTITIONS_MAX
-    for _ in range(reader.count(GROUPS_MAX)):
-        group = reader.text()
-        count = reader.nullable_count(topics_left)
-        topics_left -= max(count, 0)
-        names: list[tuple[str, list[int]]] | None = None if count < 0 else []
-        for _ in range(count):
-            name = reader.text()
-            partitions = [reader.int32() for _ in range(reader.count(partitions_left))]
-            partitions_left -= len(partitions)
-            reader.end_struct()
-            if names is not None:
-                names.append((name, partitions))
-            yield
-        reader.end_struct()
-        asked.append((group, names))
-    reader.end_struct()
-    writer = BodyWriter(True)
-    writer.int32(0)  # throttle time
-    writer.count(len(asked))
-    for group, names in asked:
-        error = call.connection.server.coordinator.error_for(group, call.session)
-        yield from _describe_group(writer, call, group, names, error)
-    writer.end()
-    call.reply_bytes(bytes(writer.data))
+    groups = call.request.groups
+    topics.check_count(len(groups), GROUPS_MAX)
+    asked = [topic for group in groups for topic in group.topics or ()]
+    topics.check_count(len(asked), TOPICS_MAX)
+    topics.check_count(sum(len(topic.partitions) for topic in asked), PARTITIONS_MAX)
+    described: list[Fields] = []
+    for group in groups:
+        described.append((yield from _described(call, group.group_id, group.topics)))
+    call.reply({"groups": described})
 
 
-def _describe_group(
-    writer: BodyWriter, call: Call, group: str, names: list[tuple[str, list[int]]] | None, error: int
-) -> Steps[None]:
+def _described(call: Call, group: str, asked: list[Any] | None) -> Steps[Fields]:
+    """Return the offsets of a group. asked: topics; None for all that have a state."""
     server, vhost = call.connection.server, call.session.vhost
-    known = [] if error != NONE else server.share_states.partitions_of(vhost, group)
-    if error == NONE and not known and server.share_groups.find(vhost, group) is None:
-        error = GROUP_ID_NOT_FOUND
-    if names is None:
+    error = server.coordinator.error_for(group, call.session)
+    known = [] if error else server.share_states.partitions_of(vhost, group)
+    if not error and not known and server.share_groups.find(vhost, group) is None:
+        error = errors.GROUP_ID_NOT_FOUND
+    if error:
+        return {"group_id": group, "error_code": error}
+    wanted: list[tuple[str, list[int]]]
+    if asked is None:
         by_name: dict[str, list[int]] = {}
         for name, partition in known:
             if topics.is_topic_permitted(call.session, name, "read"):
                 by_name.setdefault(name, []).append(partition)
-        names = list(by_name.items())
-    if error != NONE:
-        names = []
-    writer.string(group)
-    writer.count(len(names))
-    for name, partitions in names:
+        wanted = list(by_name.items())
+    else:
+        wanted = [(each.topic_name, each.partitions) for each in asked]
+    described: list[Fields] = []
+    for name, indexes in wanted:
         found = topics.find_topic(call.session, name, "read")
-        writer.string(name)
-        writer.uuid(NO_ID if isinstance(found, int) else found.id)
-        writer.count(len(partitions))
-        for partition in partitions:
-            own = found if isinstance(found, int) else topics.partition_of(call.session, found, partition, "read")
-            _describe_partition(writer, call, group, own, partition)
+        partitions: list[Fields] = []
+        topic_id = NO_ID if isinstance(found, int) else found.id
+        described.append({"topic_name": name, "topic_id": topic_id, "partitions": partitions})
+        for index in indexes:
+            own = found if isinstance(found, int) else topics.partition_of(call.session, found, index, "read")
+            partitions.append(_described_partition(call, group, own, index))
             yield
-        writer.end()
         yield
-    writer.int16(error)
-    writer.string(None)
-    writer.end()
+    return {"group_id": group, "topics": described}
 
 
-def _describe_partition(
-    writer: BodyWriter, call: Call, group: str, found: topics.TopicPartition | int, partition: int
-) -> None:
+def _described_partition(call: Call, group: str, found: topics.TopicPartition | int, index: int) -> Fields:
     state = None if isinstance(found, int) else _state_of(call, group, found)
     store = None if isinstance(found, int) else found.queue.store
-    writer.int32(partition)
-    writer.int64(_UNKNOWN if state is None else state.start)
-    writer.int32(0)  # leader epoch
-    if call.version >= 1:
-        lag = _UNKNOWN if state is None or store is None else state.open_count + max(store.next_offset - state.end, 0)
-        writer.int64(lag)
-    writer.int16(found if isinstance(found, int) else NONE)
-    writer.string(None)
-    writer.end()
+    lag = _UNKNOWN
+    if state is not None and store is not None:
+        lag = state.open_count + max(store.next_offset - state.end, 0)
+    return {
+        "partition_index": index,
+        "start_offset": _UNKNOWN if state is None else state.start,
+        "lag": lag,
+        "error_code": found if isinstance(found, int) else errors.NONE,
+    }
 
 
 def _state_of(call: Call, group: str, partition: topics.TopicPartition) -> ShareState | None:
@@ -140,7 +111,7 @@ class _Change:
         self.name = name
         self.partition = partition
         self.offset = offset
-        self.error = NONE
+        self.error = errors.NONE
         self.topic_id: UUID = NO_ID
 
 
@@ -148,18 +119,16 @@ Changes = dict[str, list[_Change]]
 """By topic, at least one of each."""
 
 
-def _begin(
-    call: Call, group: str, by_topic: Changes, write_errors: Callable[[BodyWriter, list[_Change]], None]
-) -> Steps[None]:
-    """Write the changes that are possible, then answer. write_errors: adds the errors of the changes of a topic."""
-    server, vhost = call.connection.server, call.session.vhost
+def _begin(call: Call, by_topic: Changes) -> Steps[None]:
+    """Write the changes that are possible, then answer."""
+    server, vhost, group = call.connection.server, call.session.vhost, call.request.group_id
     error = server.coordinator.error_for(group, call.session)
-    if error == NONE and server.share_groups.find(vhost, group) is not None:
-        error = NON_EMPTY_GROUP
-    if error == NONE and not server.share_states.partitions_of(vhost, group):
-        error = GROUP_ID_NOT_FOUND
-    if error != NONE:
-        _answer(call, error, {}, write_errors)
+    if error == errors.NONE and server.share_groups.find(vhost, group) is not None:
+        error = errors.NON_EMPTY_GROUP
+    if error == errors.NONE and not server.share_states.partitions_of(vhost, group):
+        error = errors.GROUP_ID_NOT_FOUND
+    if error != errors.NONE:
+        _answer(call, error, {})
         return
     open_count = 1
 
@@ -167,11 +136,11 @@ def _begin(
         nonlocal open_count
         open_count -= 1
         if open_count == 0 and not call.connection.closed:
-            _answer(call, NONE, by_topic, write_errors)
+            _answer(call, errors.NONE, by_topic)
 
     def done(change: _Change, safe: bool) -> None:
         if not safe:
-            change.error = STORAGE_ERROR
+            change.error = errors.STORAGE_ERROR
         end_one()
 
     for change in chain.from_iterable(by_topic.values()):
@@ -181,9 +150,9 @@ def _begin(
         if isinstance(found, int):
             change.error = found
         elif found.is_work_queue or not 0 <= (change.offset or 0) <= OFFSET_MAX:
-            change.error = INVALID_REQUEST
+            change.error = errors.INVALID_REQUEST
         elif not server.share_streams.forget_unused(key):
-            change.error = NON_EMPTY_GROUP
+            change.error = errors.NON_EMPTY_GROUP
         else:
             change.topic_id = found.topic.id
             state = None
@@ -194,77 +163,49 @@ def _begin(
     end_one()
 
 
-def _answer(
-    call: Call, error: int, by_topic: Changes, write_errors: Callable[[BodyWriter, list[_Change]], None]
-) -> None:
-    writer = BodyWriter(True)
-    writer.int32(0)  # throttle time
-    writer.int16(error)
-    writer.string(None)
-    writer.count(len(by_topic))
-    for name, changes in by_topic.items():
-        writer.string(name)
-        writer.uuid(changes[0].topic_id)
-        write_errors(writer, changes)
-        writer.end()
-    writer.end()
-    call.reply_bytes(bytes(writer.data))
+def _answer(call: Call, error: int, by_topic: Changes) -> None:
+    """Answer with the error of each partition, which DeleteShareGroupOffsets does not have, and the topic's first."""
+    responses = [
+        {
+            "topic_name": name,
+            "topic_id": changes[0].topic_id,
+            "error_code": next((change.error for change in changes if change.error), errors.NONE),
+            "partitions": [{"partition_index": each.partition, "error_code": each.error} for each in changes],
+        }
+        for name, changes in by_topic.items()
+    ]
+    call.reply({"error_code": error, "responses": responses})
 
 
 def _alter(call: Call) -> Steps[None]:
-    reader = RequestReader(call.frame, call.header.size)
-    group = reader.text()
+    asked = call.request.topics
+    topics.check_count(len(asked), TOPICS_MAX)
+    topics.check_count(sum(len(topic.partitions) for topic in asked), PARTITIONS_MAX)
     by_topic: Changes = {}
-    left = PARTITIONS_MAX
-    for _ in range(reader.count(TOPICS_MAX)):
-        name = reader.text()
-        for _ in range(reader.count(left)):
-            left -= 1
-            partition, offset = reader.int32(), reader.int64()
-            reader.end_struct()
-            by_topic.setdefault(name, []).append(_Change(name, partition, offset))
-            if left % PARTITIONS_PER_STEP == 0:
-                yield
-        reader.end_struct()
-    reader.end_struct()
-    yield from _begin(call, group, by_topic, _write_partition_errors)
-
-
-def _write_partition_errors(writer: BodyWriter, changes: list[_Change]) -> None:
-    writer.count(len(changes))
-    for change in changes:
-        writer.int32(change.partition)
-        writer.int16(change.error)
-        writer.string(None)
-        writer.end()
+    for topic in asked:
+        for each in topic.partitions:
+            change = _Change(topic.topic_name, each.partition_index, each.start_offset)
+            by_topic.setdefault(topic.topic_name, []).append(change)
+            yield
+    yield from _begin(call, by_topic)
 
 
 def _delete(call: Call) -> Steps[None]:
-    reader = RequestReader(call.frame, call.header.size)
-    group = reader.text()
+    topics.check_count(len(call.request.topics), TOPICS_MAX)
     by_topic: Changes = {}
-    left = PARTITIONS_MAX
-    for _ in range(reader.count(TOPICS_MAX)):
-        name = reader.text()
-        topic = topics.find_topic(call.session, name, "read")
-        count = 1 if isinstance(topic, int) else len(topic.partitions)
-        left -= count
-        if left < 0:
-            raise MalformedRequest(f"a request about more than {PARTITIONS_MAX} partitions")
-        by_topic[name] = [_Change(name, number, None) for number in range(count)]
-        reader.end_struct()
+    count = 0
+    for each in call.request.topics:
+        topic = topics.find_topic(call.session, each.topic_name, "read")
+        numbers = range(1 if isinstance(topic, int) else len(topic.partitions))
+        count += len(numbers)
+        topics.check_count(count, PARTITIONS_MAX)
+        by_topic[each.topic_name] = [_Change(each.topic_name, number, None) for number in numbers]
         yield
-    reader.end_struct()
-    yield from _begin(call, group, by_topic, _write_topic_error)
-
-
-def _write_topic_error(writer: BodyWriter, changes: list[_Change]) -> None:
-    writer.int16(next((change.error for change in changes if change.error), NONE))
-    writer.string(None)
+    yield from _begin(call, by_topic)
 
 
 APIS: Final = (
-    Api(90, "DescribeShareGroupOffsets", 0, 1, 0, _describe),
-    Api(91, "AlterShareGroupOffsets", 0, 0, 0, _alter),
-    Api(92, "DeleteShareGroupOffsets", 0, 0, 0, _delete),
+    typed_api(90, "DescribeShareGroupOffsets", 0, 1, 0, _describe),
+    typed_api(91, "AlterShareGroupOffsets", 0, 0, 0, _alter),
+    typed_api(92, "DeleteShareGroupOffsets", 0, 0, 0, _delete),
 )

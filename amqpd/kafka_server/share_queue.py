@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from amqpd.broker import consume
 from amqpd.broker.consumer import NO_ARGUMENTS, Consumer, QueueBase, QueueEntry, within
 from amqpd.broker.flow.timers import CallTimer
+from amqpd.kafka_server import errors
 from amqpd.kafka_server.message_records import OutgoingRecord, encode_batch, record_of
-from amqpd.kafka_server.messages import INVALID_RECORD_STATE, NONE, UNKNOWN_TOPIC_ID
-from amqpd.kafka_server.share_wire import ACCEPT, GAP, RELEASE, RENEW, AckRange, Acquired
+from amqpd.kafka_server.share_wire import ACCEPT, GAP, RELEASE, RENEW, AckRange, OffsetRange, ranges_of
 
 if TYPE_CHECKING:
     from amqpd.broker.message import Message
@@ -72,13 +72,13 @@ class ShareSource:
         error: why it has no records any more; 0 for none.
     """
 
-    error: int = NONE
+    error: int = errors.NONE
 
     def allow(self, credit: FetchCredit | None) -> None:
         """Acquire records while there is credit, from now on. None: acquire no more."""
         raise NotImplementedError
 
-    def take(self) -> tuple[list[Acquired], list[bytes]]:
+    def take(self) -> tuple[list[OffsetRange], list[bytes]]:
         """Return what was acquired since the last call, in ascending order of the offsets: ranges, record batches."""
         raise NotImplementedError
 
@@ -95,21 +95,6 @@ class ShareSource:
     def close(self) -> None:
         """Release everything that is acquired: the session ends."""
         raise NotImplementedError
-
-
-def merged(acquired: Sequence[tuple[int, int]]) -> list[Acquired]:
-    """Return offsets with their delivery counts, in ascending order, as ranges."""
-    ranges: list[Acquired] = []
-    first, last, deliveries = 0, -2, 0
-    for offset, count in acquired:
-        if offset != last + 1 or count != deliveries:
-            if last >= 0:
-                ranges.append(Acquired(first, last, deliveries))
-            first, deliveries = offset, count
-        last = offset
-    if last >= 0:
-        ranges.append(Acquired(first, last, deliveries))
-    return ranges
 
 
 class _Lock(NamedTuple):
@@ -175,7 +160,7 @@ class ShareQueueConsumer(Consumer, ShareSource):
             self._credit.wake()
 
     def cancel(self) -> None:
-        self.error = UNKNOWN_TOPIC_ID
+        self.error = errors.UNKNOWN_TOPIC_ID
         if self._credit is not None:
             self._credit.wake()
 
@@ -185,28 +170,27 @@ class ShareQueueConsumer(Consumer, ShareSource):
         self._credit = credit
         if credit is None:
             return
-        if self.error != NONE:
+        if self.error != errors.NONE:
             credit.wake()
         held, self._held = self._held, None
         if held is not None and held[0].offset in self._locks:
             self._add(held)
         self._source.activate(self)
 
-    def take(self) -> tuple[list[Acquired], list[bytes]]:
+    def take(self) -> tuple[list[OffsetRange], list[bytes]]:
         records = [item for item in self._records if item[0].offset in self._locks]
         self._records = []
         if not records:
             return [], []
-        return merged([(record.offset, count) for record, count in records]), [
-            encode_batch([each[0] for each in records])
-        ]
+        acquired = ranges_of((record.offset, count) for record, count in records)
+        return acquired, [encode_batch([record for record, _ in records])]
 
     def acknowledge(self, acks: Sequence[AckRange], done: Callable[[int], None]) -> None:
         locks = self._locks
         for each in acks:
             for offset in range(each.first, each.last + 1):
                 if offset not in locks and each.type_at(offset) != GAP:
-                    done(INVALID_RECORD_STATE)
+                    done(errors.INVALID_RECORD_STATE)
                     return
         now_ms = self._timers.now_ms()
         for each in acks:
@@ -218,7 +202,7 @@ class ShareQueueConsumer(Consumer, ShareSource):
         if store is not None:
             store.write_acks_this_turn()
         self._returned()
-        done(NONE)
+        done(errors.NONE)
 
     def _end(self, entry: QueueEntry, kind: int, offset: int, now_ms: int) -> None:
         if kind == RENEW:

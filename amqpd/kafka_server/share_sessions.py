@@ -39,23 +39,9 @@ from amqpd.broker import consume
 from amqpd.broker.flow.timers import CallTimer
 from amqpd.broker.vhost.limit_set import CONSUMER_BYTE_RATE
 from amqpd.errors import AccessRefused
-from amqpd.kafka_server import topics
+from amqpd.kafka_server import errors, topics
 from amqpd.kafka_server.connection import Api, Call
-from amqpd.kafka_server.messages import (
-    GROUP_AUTHORIZATION_FAILED,
-    INVALID_GROUP_ID,
-    INVALID_REQUEST,
-    INVALID_SHARE_SESSION_EPOCH,
-    NAME_MAX,
-    NONE,
-    NOT_LEADER_OR_FOLLOWER,
-    SHARE_SESSION_LIMIT_REACHED,
-    SHARE_SESSION_NOT_FOUND,
-    STORAGE_ERROR,
-    TOPIC_AUTHORIZATION_FAILED,
-    UNKNOWN_TOPIC_ID,
-    UNKNOWN_TOPIC_OR_PARTITION,
-)
+from amqpd.kafka_server.messages import NAME_MAX
 from amqpd.kafka_server.pace import Steps
 from amqpd.kafka_server.quotas import count_bytes
 from amqpd.kafka_server.share_queue import FetchCredit, ShareQueueConsumer, ShareSource
@@ -109,7 +95,7 @@ class SessionPartition:
         self.place = place
         self.name = ""
         self.source: ShareSource | None = None
-        self.error = NONE
+        self.error = errors.NONE
         self.text = ""
         self.is_new = True
         self.is_closed = False
@@ -177,7 +163,7 @@ class ShareSessions:
             own = self._of_connection[connection] = {}
             connection.on_close.append(partial(self._connection_closed, connection))
         if len(own) >= SESSIONS_MAX:
-            return SHARE_SESSION_LIMIT_REACHED
+            return errors.SHARE_SESSION_LIMIT_REACHED
         session = own[key] = self._sessions[key] = ShareSession(key, connection, self.end)
         return session
 
@@ -185,11 +171,11 @@ class ShareSessions:
         """Return the session if this is its next epoch, and expect the one after it; otherwise an error code."""
         session = self._sessions.get(key)
         if session is None or session.connection is not call.connection:
-            return SHARE_SESSION_NOT_FOUND
+            return errors.SHARE_SESSION_NOT_FOUND
         if epoch == FINAL:
             return session
         if epoch != session.next_epoch:
-            return INVALID_SHARE_SESSION_EPOCH
+            return errors.INVALID_SHARE_SESSION_EPOCH
         session.next_epoch = 1 if epoch == EPOCH_MAX else epoch + 1
         return session
 
@@ -254,9 +240,9 @@ class ShareSessions:
             return
         queue = found.queue
         if queue.is_deleted():
-            partition.error = UNKNOWN_TOPIC_ID
+            partition.error = errors.UNKNOWN_TOPIC_ID
         elif not is_open:
-            partition.error = STORAGE_ERROR
+            partition.error = errors.STORAGE_ERROR
         elif not found.is_work_queue:
             self._add_stream(call, session, partition, found)
         else:
@@ -271,14 +257,14 @@ class ShareSessions:
             _, group, member_id = session.key
             partition.source = self.streams.join(call.session.vhost, group, found, member_id)
         else:
-            partition.error = NOT_LEADER_OR_FOLLOWER  # the states are being read: clients try again
+            partition.error = errors.NOT_LEADER_OR_FOLLOWER  # the states are being read: clients try again
 
     def _add_consumer(self, call: Call, session: ShareSession, partition: SessionPartition, queue: Queue) -> None:
         _, group, member_id = session.key
         try:
             consume.check_exclusive(queue, False)
         except AccessRefused as error:
-            partition.error, partition.text = TOPIC_AUTHORIZATION_FAILED, error.text
+            partition.error, partition.text = errors.TOPIC_AUTHORIZATION_FAILED, error.text
         else:
             tag = f"kafka-share {group} {member_id}"
             partition.source = ShareQueueConsumer(call.session, queue, tag, self.lock_ms)
@@ -306,9 +292,11 @@ class _Acknowledgements:
                 answer = self.answers[asked.id, partition.number] = SharePartitionAnswer(asked.id, partition.number)
                 own = session.partitions.get((asked.id, partition.number))
                 if not are_possible(partition.acks, request.renews):
-                    answer.ack_error = INVALID_REQUEST
+                    answer.ack_error = errors.INVALID_REQUEST
                 elif own is None or own.source is None:
-                    answer.ack_error = UNKNOWN_TOPIC_OR_PARTITION if own is None else own.error or STORAGE_ERROR
+                    answer.ack_error = (
+                        errors.UNKNOWN_TOPIC_OR_PARTITION if own is None else own.error or errors.STORAGE_ERROR
+                    )
                 else:
                     self._open_count += 1
                     own.source.acknowledge(partition.acks, partial(self._acknowledged, answer))
@@ -383,8 +371,8 @@ class _ShareFetch:
                 partition.close()
                 del session.partitions[partition.place]
             elif partition.source is not None and not topics.is_topic_permitted(call.session, partition.name, "read"):
-                partition.fail(TOPIC_AUTHORIZATION_FAILED)
-            elif partition.error != NONE:  # try again; clients keep it in their session
+                partition.fail(errors.TOPIC_AUTHORIZATION_FAILED)
+            elif partition.error != errors.NONE:  # try again; clients keep it in their session
                 self._sessions.add_partition(call, session, partition.place)
         for topic in request.topics:
             for asked in topic.partitions:
@@ -431,7 +419,7 @@ class _ShareFetch:
 
     @staticmethod
     def _has_error(each: SessionPartition) -> bool:
-        return each.error != NONE or (each.source is not None and each.source.error != NONE)
+        return each.error != errors.NONE or (each.source is not None and each.source.error != errors.NONE)
 
     def _answer(self) -> None:
         answers = self._acks.answers
@@ -441,7 +429,7 @@ class _ShareFetch:
             if source is not None:
                 source.allow(None)
                 answer.acquired, answer.records = source.take()
-                if source.error != NONE:
+                if source.error != errors.NONE:
                     each.fail(source.error)
             answer.error, answer.text = each.error, each.text
             if answer.records or answer.error or each.is_new:
@@ -458,7 +446,7 @@ class _ShareFetch:
         """Release the request without an answer of its own: its session ends."""
         if not self._is_done:
             self._end()
-            self._call.reply_bytes(encode_error(self._call, SHARE_SESSION_NOT_FOUND, self._sessions.lock_ms))
+            self._call.reply_bytes(encode_error(self._call, errors.SHARE_SESSION_NOT_FOUND, self._sessions.lock_ms))
 
     def _end(self) -> None:
         self._is_done = True
@@ -488,15 +476,15 @@ def _key(call: Call, request: ShareRequest) -> SessionKey:
 def _refusal(call: Call, request: ShareRequest) -> int:
     """Return why a request is refused as a whole, 0 if it is not."""
     if not 0 < len(request.group) <= NAME_MAX:
-        return INVALID_GROUP_ID
+        return errors.INVALID_GROUP_ID
     if not 0 < len(request.member_id) <= NAME_MAX:
-        return INVALID_REQUEST
+        return errors.INVALID_REQUEST
     if not topics.is_permitted(call.session, request.group, "read"):
-        return GROUP_AUTHORIZATION_FAILED
+        return errors.GROUP_AUTHORIZATION_FAILED
     has_acks = any(partition.acks for topic in request.topics for partition in topic.partitions)
     if request.epoch == 0 and call.api.key == SHARE_FETCH:
-        return INVALID_REQUEST if has_acks else NONE
-    return INVALID_SHARE_SESSION_EPOCH if request.epoch == 0 else NONE
+        return errors.INVALID_REQUEST if has_acks else errors.NONE
+    return errors.INVALID_SHARE_SESSION_EPOCH if request.epoch == 0 else errors.NONE
 
 
 def _share_fetch(call: Call) -> Steps[None]:
@@ -504,7 +492,7 @@ def _share_fetch(call: Call) -> Steps[None]:
     call.frame = b""  # a request that waits does not keep it
     sessions = call.connection.server.share_sessions
     error = _refusal(call, request)
-    if error != NONE:
+    if error != errors.NONE:
         call.reply_bytes(encode_error(call, error, sessions.lock_ms))
         return
     key = _key(call, request)
@@ -525,7 +513,7 @@ def _share_acknowledge(call: Call) -> Steps[None]:
     call.frame = b""
     sessions = call.connection.server.share_sessions
     error = _refusal(call, request)
-    session = error if error != NONE else sessions.find(call, _key(call, request), request.epoch)
+    session = error if error != errors.NONE else sessions.find(call, _key(call, request), request.epoch)
     if isinstance(session, int):
         call.reply_bytes(encode_error(call, session, sessions.lock_ms))
         return

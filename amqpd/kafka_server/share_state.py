@@ -24,9 +24,9 @@ from __future__ import annotations
 import heapq
 import struct
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
-from amqpd.kafka_server.share_wire import GAP, RELEASE, RENEW, AckRange
+from amqpd.kafka_server.share_wire import GAP, RELEASE, RENEW, AckRange, OffsetRange, ranges_of
 
 OPEN_MAX: Final = 2000
 """Records that are neither final nor new. Kafka: group.share.partition.max.record.locks."""
@@ -61,14 +61,6 @@ class _Record:
         self.stays = False
 
 
-class StateRange(NamedTuple):
-    """Consecutive offsets that are not final, with one delivery count, in a snapshot."""
-
-    first: int
-    last: int
-    deliveries: int
-
-
 class ShareState:
     """The state of one partition in one share group: which records are available, acquired or final.
 
@@ -76,7 +68,7 @@ class ShareState:
         end: the first offset that was never acquired.
     """
 
-    def __init__(self, end: int, ranges: Sequence[StateRange] = ()) -> None:
+    def __init__(self, end: int, ranges: Sequence[OffsetRange] = ()) -> None:
         self.end = end
         self._open: dict[int, _Record] = {}
         self._log_start = 0  # retention has removed what is below
@@ -102,22 +94,10 @@ class ShareState:
         parts += [_RANGE.pack(*each) for each in self.ranges()]
         return b"".join(parts)
 
-    def ranges(self) -> list[StateRange]:
+    def ranges(self) -> list[OffsetRange]:
         """Return the records that a snapshot has."""
-        found: list[StateRange] = []
-        first, last, count = 0, -2, 0
-        for offset in sorted(self._open):
-            record = self._open[offset]
-            if record.state == UPDATING and not record.stays:
-                continue
-            if offset != last + 1 or record.count != count:
-                if last >= 0:
-                    found.append(StateRange(first, last, count))
-                first, count = offset, record.count
-            last = offset
-        if last >= 0:
-            found.append(StateRange(first, last, count))
-        return found
+        kept = ((offset, self._open[offset]) for offset in sorted(self._open))
+        return ranges_of((offset, each.count) for offset, each in kept if each.state != UPDATING or each.stays)
 
     # -- acquire
 
@@ -262,7 +242,7 @@ def decode_snapshot(data: bytes) -> ShareState | None:
     if len(data) < _HEAD.size or (len(data) - _HEAD.size) % _RANGE.size:
         return None
     version, end = _HEAD.unpack_from(data)
-    ranges = [StateRange(*fields) for fields in _RANGE.iter_unpack(data[_HEAD.size :])]
+    ranges = [OffsetRange(*fields) for fields in _RANGE.iter_unpack(data[_HEAD.size :])]
     if version != _VERSION or sum(each.last - each.first + 1 for each in ranges) > OPEN_MAX:
         return None
     if any(not 0 <= each.first <= each.last < end for each in ranges):

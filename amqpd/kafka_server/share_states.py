@@ -16,7 +16,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.kafka_server.committed_offsets import (
@@ -38,8 +37,6 @@ log = logging.getLogger(__name__)
 _VERSION: Final = b"\x03"
 _OFFSET_VERSION: Final = b"\x01"
 _ID_BYTES: Final = 16
-CHECKED_PER_TURN: Final = 200
-"""States that one turn of the event loop looks at for `remove_void`."""
 
 
 class StoredState(NamedTuple):
@@ -64,7 +61,6 @@ class ShareStates:
         self._sizes: dict[str, int] = {}
         self._writes: Counter[OffsetKey] = Counter()  # not synced yet
         self._newest: dict[OffsetKey, StoredState | None] = {}  # of these
-        self._unchecked: Iterator[OffsetKey] | None = None
         offsets.others[_VERSION[0]] = self._take
 
     def _take(self, key: bytes, value: bytes | None) -> None:
@@ -156,35 +152,17 @@ class ShareStates:
                 del self._tables[key.vhost_id]
                 del self._sizes[key.vhost_id]
 
-    def remove_void(self) -> None:
-        """Remove the states of vhosts and partitions that do not exist, some in each turn."""
-        is_running = self._unchecked is not None
-        self._unchecked = self._keys()
-        if not is_running:
-            self._remove_some()
-
-    def _remove_some(self) -> None:
-        if self.offsets.is_stopped or self._unchecked is None:
-            return
+    def remove_void(self) -> Iterator[None]:
+        """Remove the states of vhosts and partitions that do not exist. Looks at one state in each step."""
         vhosts = {vhost.id: vhost for vhost in self._broker.vhosts.values()}
-        keys = list(islice(self._unchecked, CHECKED_PER_TURN))
-        void: list[OffsetKey] = []
-        for key in keys:
-            vhost = vhosts.get(key.vhost_id)
-            if key not in self._writes and (vhost is None or self.find(vhost, *key[1:]) is None):
-                void.append(key)
-        self.remove(void, _ignore)
-        if keys:
-            self.offsets.call_soon(self._remove_some)
-        else:
-            self._unchecked = None
-
-    def _keys(self) -> Iterator[OffsetKey]:
-        """Yield the keys of all states, also while they change."""
         for vhost_id in list(self._tables):
+            vhost = vhosts.get(vhost_id)
             for group in list(self._tables.get(vhost_id, ())):
                 for place in list(self._tables.get(vhost_id, {}).get(group, ())):
-                    yield OffsetKey(vhost_id, group, *place)
+                    key = OffsetKey(vhost_id, group, *place)
+                    if key not in self._writes and (vhost is None or self.find(vhost, group, *place) is None):
+                        self.remove([key], _ignore)
+                    yield
 
 
 def _record_key(key: OffsetKey) -> bytes:

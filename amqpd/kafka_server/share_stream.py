@@ -22,18 +22,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from amqpd.broker.flow.timers import CallTimer
+from amqpd.kafka_server import errors
 from amqpd.kafka_server.committed_offsets import OffsetKey
-from amqpd.kafka_server.messages import (
-    INVALID_RECORD_STATE,
-    NONE,
-    POLICY_VIOLATION,
-    STORAGE_ERROR,
-    UNKNOWN_TOPIC_ID,
-)
-from amqpd.kafka_server.share_queue import FetchCredit, ShareSource, merged
+from amqpd.kafka_server.share_queue import FetchCredit, ShareSource
 from amqpd.kafka_server.share_state import OPEN_MAX, ShareState, decode_snapshot
 from amqpd.kafka_server.share_states import ShareStates, StoredState
-from amqpd.kafka_server.share_wire import RENEW
+from amqpd.kafka_server.share_wire import RENEW, ranges_of
 from amqpd.kafka_server.topics import TopicPartition
 from amqpd.storage.log.batch import BatchHeader
 
@@ -42,7 +36,7 @@ if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
     from amqpd.broker.vhost.vhost import VHost
     from amqpd.kafka_server.fetch import WaitingFetches
-    from amqpd.kafka_server.share_wire import AckRange, Acquired
+    from amqpd.kafka_server.share_wire import AckRange, OffsetRange
     from amqpd.storage.queue_log import Cursor, QueueLog
 
 log = logging.getLogger(__name__)
@@ -130,7 +124,7 @@ class ShareStreamSource(ShareSource):
     def allow(self, credit: FetchCredit | None) -> None:
         self.credit = credit
         if credit is not None:
-            if self.error != NONE:
+            if self.error != errors.NONE:
                 credit.wake()
             self.stream.serve()
 
@@ -154,8 +148,8 @@ class ShareStreamSource(ShareSource):
         if self.credit is not None:
             self.credit.wake()
 
-    def take(self) -> tuple[list[Acquired], list[bytes]]:
-        acquired, batches = merged(self._acquired), self._batches
+    def take(self) -> tuple[list[OffsetRange], list[bytes]]:
+        acquired, batches = ranges_of(self._acquired), self._batches
         self._acquired, self._batches = [], []
         return acquired, batches
 
@@ -183,7 +177,7 @@ class ShareStream:
         self._cursor: Cursor | None = None
         self._is_reading = self._is_watching = self._is_serving = False
         self._writes = 0
-        self._error = NONE  # why there is no state: no room for one, or it could not be written
+        self._error = errors.NONE  # why there is no state: no room for one, or it could not be written
         self.state: ShareState | None = None
         stored = streams.states.find(vhost, *key[1:])
         state = None if stored is None else decode_snapshot(stored.snapshot)
@@ -193,7 +187,7 @@ class ShareStream:
             is_earliest = streams.broker.settings.kafka.share_auto_offset_reset == EARLIEST
             self._begin(ShareState(self._store.log_start() if is_earliest else self._store.next_offset))
         else:
-            self._error = POLICY_VIOLATION
+            self._error = errors.POLICY_VIOLATION
 
     def _begin(self, state: ShareState) -> None:
         """Write the first state, then use it."""
@@ -203,8 +197,8 @@ class ShareStream:
                 self.state = state
                 self.serve()
             else:
-                self._error = STORAGE_ERROR
-                self._fail(STORAGE_ERROR)
+                self._error = errors.STORAGE_ERROR
+                self._fail(errors.STORAGE_ERROR)
 
         self._write(state, done)
 
@@ -232,7 +226,7 @@ class ShareStream:
     def add(self, member_id: str) -> ShareStreamSource:
         """Return the source of a member. An old one of the same member is closed."""
         source = self._sources[member_id] = ShareStreamSource(self, member_id)
-        if self._error != NONE:
+        if self._error != errors.NONE:
             source.fail(self._error)
         return source
 
@@ -267,7 +261,7 @@ class ShareStream:
         """See `LogWaiter`."""
         if store.deleted or store.failed:
             self._is_reading = False
-            self._fail(UNKNOWN_TOPIC_ID if store.deleted else STORAGE_ERROR)
+            self._fail(errors.UNKNOWN_TOPIC_ID if store.deleted else errors.STORAGE_ERROR)
         self.serve()
 
     def cancel(self) -> None:
@@ -304,17 +298,17 @@ class ShareStream:
         except Exception:
             # A caller is the log's commit, which must go on.
             log.exception("a bug in amqpd, please report it")
-            self._fail(STORAGE_ERROR)
+            self._fail(errors.STORAGE_ERROR)
         finally:
             self._is_serving = False
 
     def _acquire(self, state: ShareState, source: ShareStreamSource) -> bool:
         """Acquire the records of the next batches for a member. Return whether there may be more for it."""
         credit, store = source.credit, self._store
-        if credit is None or credit.is_used_up() or source.error != NONE:
+        if credit is None or credit.is_used_up() or source.error != errors.NONE:
             return False
         if store.deleted:
-            source.fail(UNKNOWN_TOPIC_ID)
+            source.fail(errors.UNKNOWN_TOPIC_ID)
             return False
         state.remove_below(store.log_start())
         wanted = state.first_wanted()
@@ -331,7 +325,7 @@ class ShareStream:
         except OSError as error:
             log.error("stream '%s' cannot be read: %s", store.name, error)
             self._cursor = None
-            source.fail(STORAGE_ERROR)
+            source.fail(errors.STORAGE_ERROR)
             return False
         due_ms = self._timers.now_ms() + self._streams.lock_ms
         for batch in found.parts:
@@ -358,16 +352,16 @@ class ShareStream:
     def acknowledge(self, member_id: str, acks: Sequence[AckRange], done: Callable[[int], None]) -> None:
         """See `ShareSource.acknowledge`."""
         if self.queue.deleted:
-            done(UNKNOWN_TOPIC_ID)
+            done(errors.UNKNOWN_TOPIC_ID)
             return
         state = self.state
         due_ms = self._timers.now_ms() + self._streams.lock_ms
         updated = None if state is None else state.begin_update(member_id, acks, due_ms)
         if state is None or updated is None:
-            done(INVALID_RECORD_STATE)
+            done(errors.INVALID_RECORD_STATE)
             return
         if not updated and all(kind == RENEW for each in acks for kind in each.types):
-            done(NONE)
+            done(errors.NONE)
             return
         # Written even if retention has removed all these records: a power cut may bring them back.
 
@@ -375,7 +369,7 @@ class ShareStream:
             state.end_update(updated, safe)
             if member_id not in self._sources and not safe:
                 state.release_member(member_id)
-            done(NONE if safe else STORAGE_ERROR)
+            done(errors.NONE if safe else errors.STORAGE_ERROR)
             self.serve()
 
         self._write(state, written)

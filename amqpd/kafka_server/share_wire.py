@@ -6,10 +6,11 @@ Source: KIP-932, KIP-1206 and KIP-1222, https://kafka.apache.org/protocol
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from amqpd.kafka_server.messages import NODE_ID, NONE, MalformedRequest
+from amqpd.kafka_server import errors
+from amqpd.kafka_server.messages import NODE_ID, MalformedRequest
 from amqpd.kafka_server.pace import Steps, run_all
 from amqpd.kafka_server.request_reader import BodyWriter, RequestReader
 
@@ -191,12 +192,27 @@ def _decode_range(reader: RequestReader, records_left: int) -> AckRange:
     return AckRange(first, last, types)
 
 
-class Acquired(NamedTuple):
-    """Consecutive offsets that a member has acquired, with one delivery count."""
+class OffsetRange(NamedTuple):
+    """Consecutive offsets with one delivery count."""
 
     first: int
     last: int
-    delivery_count: int
+    deliveries: int
+
+
+def ranges_of(counts: Iterable[tuple[int, int]]) -> list[OffsetRange]:
+    """Return offsets with their delivery counts, in ascending order, as ranges. Cost: some 0.1 us per offset."""
+    ranges: list[OffsetRange] = []
+    first, last, deliveries = 0, -2, 0  # no range yet
+    for offset, count in counts:
+        if offset != last + 1 or count != deliveries:
+            if last >= 0:
+                ranges.append(OffsetRange(first, last, deliveries))
+            first, deliveries = offset, count
+        last = offset
+    if last >= 0:
+        ranges.append(OffsetRange(first, last, deliveries))
+    return ranges
 
 
 class SharePartitionAnswer:
@@ -205,10 +221,10 @@ class SharePartitionAnswer:
     def __init__(self, topic_id: UUID, index: int) -> None:
         self.topic_id = topic_id
         self.index = index
-        self.error = self.ack_error = NONE
+        self.error = self.ack_error = errors.NONE
         self.text = ""
         self.records: list[bytes] = []
-        self.acquired: list[Acquired] = []
+        self.acquired: list[OffsetRange] = []
 
 
 def encode_error(call: Call, error: int, lock_ms: int) -> bytes:
@@ -220,7 +236,7 @@ def encode_steps(
     call: Call,
     answers: list[SharePartitionAnswer],
     lock_ms: int,
-    error: int = NONE,
+    error: int = errors.NONE,
     throttle_ms: int = 0,
 ) -> Steps[list[bytes]]:
     """Return the body of a response of ShareFetch or ShareAcknowledge, in parts."""

@@ -22,24 +22,10 @@ from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.batch import DeclarationBatch
 from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.broker.vhost.kafka_topics import ARGUMENT
-from amqpd.broker.vhost.pending import DeclarationPending
-from amqpd.kafka_server.connection import Api, Call
-from amqpd.kafka_server.messages import (
-    INVALID_CONFIG,
-    INVALID_PARTITIONS,
-    INVALID_REPLICA_ASSIGNMENT,
-    INVALID_REPLICATION_FACTOR,
-    INVALID_REQUEST,
-    INVALID_TOPIC_EXCEPTION,
-    NONE,
-    STORAGE_ERROR,
-    TOPIC_ALREADY_EXISTS,
-    TOPIC_AUTHORIZATION_FAILED,
-    UNKNOWN_TOPIC_ID,
-    UNKNOWN_TOPIC_OR_PARTITION,
-    api_types,
-)
+from amqpd.kafka_server import errors
+from amqpd.kafka_server.connection import Call, typed_api
 from amqpd.kafka_server.new_partitions import NewPartitions, PartitionsDeclaration
+from amqpd.kafka_server.pace import Steps
 from amqpd.kafka_server.request_reader import NO_ID
 from amqpd.kafka_server.topic_configs import ConfigEntry, InvalidConfig, arguments_of, entries_of
 from amqpd.kafka_server.topic_steps import RefusedTopic, TopicStep, TopicSteps, short_name
@@ -66,45 +52,27 @@ _DEFAULT: Final = -1
 
 
 class CreateStep(TopicStep):
-    """A topic to be created.
-
-    Args:
-        asked: the topic of the request.
-        invalid: why the request is invalid for this topic, or "".
-        names: the vhost, or a draft of it for a request that only validates.
-    """
+    """A topic to be created. names: the vhost, or a draft of it for a request that only validates."""
 
     def __init__(self, steps: TopicSteps, index: int, asked: Any, invalid: str, names: Namespace) -> None:
-        super().__init__(steps, index)
-        self._asked = asked
-        self._name: str = asked.name or ""
-        self._invalid = invalid
+        super().__init__(steps, index, asked, invalid)
         self._names = names
         self._arguments: dict[str, object] = {}
         self._count = 1
 
-    @property
-    def topic_name(self) -> str:
-        return self._name
-
-    def refusal(self, code: int, text: str) -> Any:
-        return {"name": self._name, "error_code": code, "error_message": text, "configs": []}
-
     def work(self) -> None:
-        asked, session, names = self._asked, self.call.session, self._names
-        name = self._name
-        if self._invalid:
-            raise RefusedTopic(INVALID_REQUEST, self._invalid)
+        asked, session, names = self.asked, self.call.session, self._names
+        name = self.topic_name
         if KAFKA_TOPIC.fullmatch(name) is None:
-            raise RefusedTopic(INVALID_TOPIC_EXCEPTION)
+            raise RefusedTopic(errors.INVALID_TOPIC_EXCEPTION)
         if not is_permitted(session, name, "configure"):
-            raise RefusedTopic(TOPIC_AUTHORIZATION_FAILED)
+            raise RefusedTopic(errors.TOPIC_AUTHORIZATION_FAILED)
         _check_is_free(names, name, asked.num_partitions)
         _check_replicas(asked)
         try:
             self._arguments = arguments_of((each.name, each.value) for each in asked.configs or ())
         except InvalidConfig as error:
-            raise RefusedTopic(INVALID_CONFIG, str(error)) from None
+            raise RefusedTopic(errors.INVALID_CONFIG, str(error)) from None
         if asked.num_partitions > 1:
             self._count = asked.num_partitions
             draft = None if names is names.vhost else names
@@ -124,14 +92,12 @@ class CreateStep(TopicStep):
 
     def _committed(self, error: BaseException | None) -> None:
         vhost = self._names.vhost
-        if isinstance(error, DeclarationPending):  # the vhost was deleted meanwhile
-            self.begin()
-        elif error is not None:
-            self.finish(self.refusal(STORAGE_ERROR, f"metadata could not be written: {error}"))
+        if error is not None:
+            self.finish_commit(error)
         elif self._names is not vhost:
             self.finish(self._result(NO_ID, entries_of(self._arguments, rules_of(self._arguments), self._segment_size)))
-        elif (topic := topic_of_name(vhost, self._name)) is None:
-            self.finish(self.refusal(UNKNOWN_TOPIC_OR_PARTITION, "the topic was deleted meanwhile"))
+        elif (topic := topic_of_name(vhost, self.topic_name)) is None:
+            self.finish(self.refusal(errors.UNKNOWN_TOPIC_OR_PARTITION, "the topic was deleted meanwhile"))
         else:
             queue = topic.partitions[0]
             self.finish(self._result(topic.id, entries_of(queue.arguments, queue.rules, self._segment_size)))
@@ -148,9 +114,9 @@ class CreateStep(TopicStep):
             for entry in entries
         ]
         return {
-            "name": self._name,
+            "name": self.topic_name,
             "topic_id": topic_id,
-            "error_code": NONE,
+            "error_code": errors.NONE,
             "error_message": None,
             "num_partitions": self._count,
             "replication_factor": 1,
@@ -169,26 +135,28 @@ def _check_is_free(names: Namespace, name: str, count: int) -> None:
     elif exchange is not None and count > 1:
         thing = f"{exchange.kind} exchange"
     if thing:
-        raise RefusedTopic(TOPIC_ALREADY_EXISTS, f"there is a {thing} '{name}' already")
+        raise RefusedTopic(errors.TOPIC_ALREADY_EXISTS, f"there is a {thing} '{name}' already")
 
 
 def _check_replicas(asked: Any) -> None:
     """Check partitions and replicas of a new topic. Raises: RefusedTopic."""
     if asked.assignments:
-        raise RefusedTopic(INVALID_REPLICA_ASSIGNMENT, "replicas cannot be assigned: there is one broker")
+        raise RefusedTopic(errors.INVALID_REPLICA_ASSIGNMENT, "replicas cannot be assigned: there is one broker")
     count = asked.num_partitions
     if count != _DEFAULT and not 1 <= count <= CREATED_MAX:
-        raise RefusedTopic(INVALID_PARTITIONS, f"a new topic has 1 to {CREATED_MAX} partitions, not {count}")
+        raise RefusedTopic(errors.INVALID_PARTITIONS, f"a new topic has 1 to {CREATED_MAX} partitions, not {count}")
     if asked.replication_factor not in (1, _DEFAULT):
-        raise RefusedTopic(INVALID_REPLICATION_FACTOR, f"a topic has one replica here, not {asked.replication_factor}")
+        raise RefusedTopic(
+            errors.INVALID_REPLICATION_FACTOR, f"a topic has one replica here, not {asked.replication_factor}"
+        )
 
 
-def _create_topics(call: Call) -> None:
+def _create_topics(call: Call) -> Steps[None]:
     draft = _draft(call)
     names = call.session.vhost if draft is None else draft
-    steps = TopicSteps(call, lambda results: call.reply({"topics": results}))
+    steps = TopicSteps(call, "topics")
     topics = _once(call, lambda each: each.num_partitions)
-    steps.begin([CreateStep(steps, index, each, why, names) for index, (each, why) in enumerate(topics)])
+    return steps.run([CreateStep(steps, index, each, why, names) for index, (each, why) in enumerate(topics)])
 
 
 def _draft(call: Call) -> Namespace | None:
@@ -236,32 +204,29 @@ class DeleteStep(TopicStep):
     """A topic to be deleted, with its name or its id."""
 
     def __init__(self, steps: TopicSteps, index: int, name: str | None, topic_id: UUID | None) -> None:
-        super().__init__(steps, index)
+        super().__init__(steps, index, None)
         self._name = name
         self._id = topic_id
-
-    def _result(self, code: int, text: str | None) -> dict[str, Any]:
-        name = "" if self._name is None and self.call.version < 6 else self._name
-        return {"name": name, "topic_id": self._id or NO_ID, "error_code": code, "error_message": text}
 
     @property
     def topic_name(self) -> str:
         return str(self._id) if self._name is None else self._name
 
-    def refusal(self, code: int, text: str) -> Any:
-        return self._result(code, text)
+    def refusal(self, code: int, text: str | None) -> dict[str, Any]:
+        name = "" if self._name is None and self.call.version < 6 else self._name
+        return {"name": name, "topic_id": self._id or NO_ID, "error_code": code, "error_message": text}
 
     def work(self) -> None:
         session = self.call.session
         vhost = session.vhost
         found: PartitionedTopic | int
         if self._name is None:
-            found = UNKNOWN_TOPIC_ID if self._id is None else find_topic_by_id(session, self._id, "configure")
+            found = errors.UNKNOWN_TOPIC_ID if self._id is None else find_topic_by_id(session, self._id, "configure")
         elif self._id is not None:
-            raise RefusedTopic(INVALID_REQUEST, "a topic is named by its name or by its id, not by both")
+            raise RefusedTopic(errors.INVALID_REQUEST, "a topic is named by its name or by its id, not by both")
         else:
             found = find_topic(session, self._name, "configure")
-            if found == UNKNOWN_TOPIC_OR_PARTITION:
+            if found == errors.UNKNOWN_TOPIC_OR_PARTITION:
                 vhost.find_kafka_topic(self._name)
                 vhost.find_queue(self._name)  # waits if the name is being declared or deleted
         if not isinstance(found, PartitionedTopic):
@@ -273,89 +238,79 @@ class DeleteStep(TopicStep):
         streams = super_stream.streams()
         for queue in streams:
             if not is_permitted(session, queue.name, "configure"):
-                raise RefusedTopic(TOPIC_AUTHORIZATION_FAILED, f"the user has no permission for '{queue.name}'")
+                raise RefusedTopic(errors.TOPIC_AUTHORIZATION_FAILED, f"the user has no permission for '{queue.name}'")
         declare.delete_super_stream(vhost, super_stream.exchange, streams, partial(self._deleted, found))
 
     def _deleted(self, topic: PartitionedTopic, error: BaseException | None) -> None:
         self._name, self._id = topic.name, topic.id
         if error is None:
-            self.finish(self._result(NONE, None))
+            self.finish(self.refusal(errors.NONE, None))
         else:
             text = f"the deletion is not written yet; the broker retries it: {error}"
-            self.finish(self._result(STORAGE_ERROR, text))
+            self.finish(self.refusal(errors.STORAGE_ERROR, text))
 
 
-def _delete_topics(call: Call) -> None:
+def _delete_topics(call: Call) -> Steps[None]:
     request = call.request
     if call.version >= 6:
         wanted = [(each.name, each.topic_id) for each in request.topics or ()]
     else:
         wanted = [(name, None) for name in request.topic_names or ()]
     check_count(len(wanted))
-    steps = TopicSteps(call, lambda results: call.reply({"responses": results}))
-    steps.begin([DeleteStep(steps, index, *each) for index, each in enumerate(wanted)])
+    steps = TopicSteps(call, "responses")
+    return steps.run([DeleteStep(steps, index, *each) for index, each in enumerate(wanted)])
 
 
 # -- CreatePartitions --------------------------------------------------------------------------------------------------
 
 
 class GrowStep(TopicStep):
-    """A topic that gets more partitions. Arguments: as of `CreateStep`."""
+    """A topic that gets more partitions. draft: see `PartitionsDeclaration`."""
 
     def __init__(self, steps: TopicSteps, index: int, asked: Any, invalid: str, draft: Namespace | None) -> None:
-        super().__init__(steps, index)
-        self._asked = asked
-        self._invalid = invalid
+        super().__init__(steps, index, asked, invalid)
         self._draft = draft
 
-    @property
-    def topic_name(self) -> str:
-        return self._asked.name or ""
-
-    def refusal(self, code: int, text: str) -> Any:
-        return {"name": self.topic_name, "error_code": code, "error_message": text}
-
     def work(self) -> None:
-        asked, session, name = self._asked, self.call.session, self.topic_name
-        if self._invalid:
-            raise RefusedTopic(INVALID_REQUEST, self._invalid)
+        asked, session, name = self.asked, self.call.session, self.topic_name
         found = find_topic(session, name, "configure")
         if isinstance(found, int):
             raise RefusedTopic(found)
         count = len(found.partitions)
         if ARGUMENT in found.partitions[0].arguments:
             text = f"queue '{found.partitions[0].name}' has the argument {ARGUMENT} and stays one partition"
-            raise RefusedTopic(INVALID_PARTITIONS, text)
+            raise RefusedTopic(errors.INVALID_PARTITIONS, text)
         if asked.assignments:
-            raise RefusedTopic(INVALID_REPLICA_ASSIGNMENT, "replicas cannot be assigned: there is one broker")
+            raise RefusedTopic(errors.INVALID_REPLICA_ASSIGNMENT, "replicas cannot be assigned: there is one broker")
         if asked.count <= count:
             raise RefusedTopic(
-                INVALID_PARTITIONS, f"the topic has {count} partitions already, not fewer than {asked.count}"
+                errors.INVALID_PARTITIONS, f"the topic has {count} partitions already, not fewer than {asked.count}"
             )
         if asked.count > min(count + CREATED_MAX, PARTITIONS_MAX):
             raise RefusedTopic(
-                INVALID_PARTITIONS, f"a request adds at most {CREATED_MAX} partitions, and a topic has {PARTITIONS_MAX}"
+                errors.INVALID_PARTITIONS,
+                f"a request adds at most {CREATED_MAX} partitions, and a topic has {PARTITIONS_MAX}",
             )
         super_stream = session.vhost.super_streams.get(name)
         is_stream = super_stream is None or super_stream.id != found.id
         if is_stream and session.vhost.find_exchange(name) is not None:
             text = f"there is an exchange '{name}' already, which the partitions would need"
-            raise RefusedTopic(TOPIC_ALREADY_EXISTS, text)
+            raise RefusedTopic(errors.TOPIC_ALREADY_EXISTS, text)
         arguments = dict(found.partitions[0].arguments)
         partitions = NewPartitions(name, count, asked.count, arguments, is_stream)
-        done = partial(self.finish, {"name": name, "error_code": NONE, "error_message": None})
+        done = partial(self.finish, self.refusal(errors.NONE, None))
         PartitionsDeclaration(self, partitions, self._draft, done).run()
 
 
-def _create_partitions(call: Call) -> None:
+def _create_partitions(call: Call) -> Steps[None]:
     draft = _draft(call)
-    steps = TopicSteps(call, lambda results: call.reply({"results": results}))
+    steps = TopicSteps(call, "results")
     topics = _once(call, lambda each: each.count)
-    steps.begin([GrowStep(steps, index, each, why, draft) for index, (each, why) in enumerate(topics)])
+    return steps.run([GrowStep(steps, index, each, why, draft) for index, (each, why) in enumerate(topics)])
 
 
 APIS: Final = (
-    Api(19, "CreateTopics", 2, 7, 5, _create_topics, *api_types("CreateTopics")),
-    Api(20, "DeleteTopics", 1, 6, 4, _delete_topics, *api_types("DeleteTopics")),
-    Api(37, "CreatePartitions", 0, 3, 2, _create_partitions, *api_types("CreatePartitions")),
+    typed_api(19, "CreateTopics", 2, 7, 5, _create_topics),
+    typed_api(20, "DeleteTopics", 1, 6, 4, _delete_topics),
+    typed_api(37, "CreatePartitions", 0, 3, 2, _create_partitions),
 )

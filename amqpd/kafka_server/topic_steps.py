@@ -1,9 +1,7 @@
-"""Requests about many topics or configs: each one is a step with a result, and the steps are begun in slices."""
+"""Requests about many topics or configs: each one is a step with a result."""
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -11,15 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.broker.events import ACTOR, ORIGIN
 from amqpd.broker.vhost.pending import DeclarationPending
 from amqpd.errors import AccessRefused, AmqpError, PreconditionFailed
-from amqpd.kafka_server.messages import (
-    INVALID_TOPIC_EXCEPTION,
-    POLICY_VIOLATION,
-    STORAGE_ERROR,
-    TOPIC_AUTHORIZATION_FAILED,
-    UNKNOWN_TOPIC_ID,
-    UNKNOWN_TOPIC_OR_PARTITION,
-)
-from amqpd.kafka_server.pace import SLICE_S
+from amqpd.kafka_server import errors
+from amqpd.kafka_server.pace import Steps
 from amqpd.kafka_server.topics import record_refusal
 from amqpd.storage.metadata.store import MetadataError
 
@@ -31,10 +22,10 @@ TEXT_MAX: Final = 80
 """Most characters of a name in an error text."""
 
 _TEXTS: Final = {
-    INVALID_TOPIC_EXCEPTION: "a topic name has 1 to 249 letters, digits, dots, dashes and underscores",
-    TOPIC_AUTHORIZATION_FAILED: "the user has no permission for this topic",
-    UNKNOWN_TOPIC_OR_PARTITION: "there is no such topic",
-    UNKNOWN_TOPIC_ID: "there is no topic with this id",
+    errors.INVALID_TOPIC_EXCEPTION: "a topic name has 1 to 249 letters, digits, dots, dashes and underscores",
+    errors.TOPIC_AUTHORIZATION_FAILED: "the user has no permission for this topic",
+    errors.UNKNOWN_TOPIC_OR_PARTITION: "there is no such topic",
+    errors.UNKNOWN_TOPIC_ID: "there is no topic with this id",
 }
 
 
@@ -45,57 +36,57 @@ class RefusedTopic(Exception):
         super().__init__(text or _TEXTS[code])
         self.code = code
 
+    def record(self, call: Call, topic: str) -> None:
+        """Record in the audit log that the user lacks a permission, if that is the reason."""
+        if self.code == errors.TOPIC_AUTHORIZATION_FAILED:
+            record_refusal(call.session, call.api.name, f"topic '{topic}'")
+
 
 class TopicSteps:
-    """The topics of one request, which are begun in slices, and their results, in the same order.
+    """The topics of one request. The answer is sent when each topic has its result.
 
     Args:
-        done: called with the results when there is one for each topic; never if the connection is closed before.
+        field: the field of the response for the results, which are in the order of the topics.
     """
 
-    def __init__(self, call: Call, done: Callable[[list[Any]], None]) -> None:
+    def __init__(self, call: Call, field: str) -> None:
         self.call = call
-        self._done = done
-        self._waiting: deque[TopicStep] = deque()
+        self._field = field
         self._results: list[Any] = []
         self._open_count = 0
 
-    def begin(self, steps: Sequence[TopicStep]) -> None:
-        """Begin with these steps."""
-        self._waiting.extend(steps)
+    def run(self, steps: Sequence[TopicStep]) -> Steps[None]:
+        """Begin these topics, at some 200 us each."""
         self._results = [None] * len(steps)
         self._open_count = len(steps)
-        if steps:
-            self._run_slice()
-        else:
-            self._done([])
-
-    def _run_slice(self) -> None:
-        """Begin topics until the slice is over, at some 200 us each."""
-        until_s = time.monotonic() + SLICE_S
-        while self._waiting:
-            self._waiting.popleft().begin()
-            if time.monotonic() >= until_s:
-                break
-        server = self.call.connection.server
-        server.broker.turn.schedule()
-        if self._waiting and not self.call.connection.closed:
-            server.pace.later(self._run_slice)
+        for step in steps:
+            step.begin()
+            self.call.connection.server.broker.turn.schedule()
+            yield
+        if not steps:
+            self.call.reply({self._field: []})
 
     def finish(self, index: int, result: Any) -> None:
         """Take the result of one topic."""
         self._results[index] = result
         self._open_count -= 1
         if self._open_count == 0 and not self.call.connection.closed:
-            self._done(self._results)
+            self.call.reply({self._field: self._results})
 
 
 class TopicStep:
-    """One topic of a request."""
+    """One topic of a request.
 
-    def __init__(self, steps: TopicSteps, index: int) -> None:
+    Args:
+        asked: the topic of the request.
+        invalid: why the request is invalid for this topic, or "".
+    """
+
+    def __init__(self, steps: TopicSteps, index: int, asked: Any, invalid: str = "") -> None:
+        self.asked = asked
         self._steps = steps
         self._index = index
+        self._invalid = invalid
 
     @property
     def call(self) -> Call:
@@ -104,7 +95,7 @@ class TopicStep:
     @property
     def topic_name(self) -> str:
         """Return the name for the audit log; an id if the request has no name."""
-        raise NotImplementedError
+        return str(self.asked.name)
 
     def work(self) -> None:
         """Do the work, and call `finish` now or later.
@@ -113,9 +104,16 @@ class TopicStep:
         """
         raise NotImplementedError
 
-    def refusal(self, code: int, text: str) -> Any:
+    def refusal(self, code: int, text: str | None) -> dict[str, Any]:
         """Return the result for an error."""
-        raise NotImplementedError
+        return {"name": self.topic_name, "error_code": code, "error_message": text}
+
+    def finish_commit(self, error: BaseException) -> None:
+        """Handle a commit that has failed."""
+        if isinstance(error, DeclarationPending):  # the vhost was deleted meanwhile
+            self.begin()
+        else:
+            self.finish(self.refusal(errors.STORAGE_ERROR, f"metadata could not be written: {error}"))
 
     def finish(self, result: Any) -> None:
         """Store the topic's result."""
@@ -123,7 +121,9 @@ class TopicStep:
 
     def begin(self) -> None:
         """Begin, or begin again after the commit of another declaration of the name."""
-        if not self.call.connection.closed:
+        if self._invalid:
+            self.finish(self.refusal(errors.INVALID_REQUEST, self._invalid))
+        elif not self.call.connection.closed:
             self.attempt(self.work)
 
     def attempt(self, work: Callable[[], None]) -> None:
@@ -134,24 +134,23 @@ class TopicStep:
         except DeclarationPending as name:
             name.wait(self._name_is_free)
         except RefusedTopic as error:
-            if error.code == TOPIC_AUTHORIZATION_FAILED:
-                record_refusal(self.call.session, self.call.api.name, f"topic '{self.topic_name}'")
+            error.record(self.call, self.topic_name)
             self.finish(self.refusal(error.code, str(error)))
         except AccessRefused as error:  # a name of the broker
-            self.finish(self.refusal(INVALID_TOPIC_EXCEPTION, error.text))
+            self.finish(self.refusal(errors.INVALID_TOPIC_EXCEPTION, error.text))
         except PreconditionFailed as error:  # the queue limit, or a rule of the cluster
-            self.finish(self.refusal(POLICY_VIOLATION, error.text))
+            self.finish(self.refusal(errors.POLICY_VIOLATION, error.text))
         except AmqpError as error:
-            self.finish(self.refusal(STORAGE_ERROR, error.text))
+            self.finish(self.refusal(errors.STORAGE_ERROR, error.text))
         except MetadataError as error:
-            self.finish(self.refusal(STORAGE_ERROR, str(error)))
+            self.finish(self.refusal(errors.STORAGE_ERROR, str(error)))
 
     def _name_is_free(self, error: BaseException | None) -> None:
         if error is None:
             self.begin()
         else:
             text = f"an earlier deletion of that name is not written yet: {error}"
-            self.finish(self.refusal(STORAGE_ERROR, text))
+            self.finish(self.refusal(errors.STORAGE_ERROR, text))
 
 
 @contextmanager

@@ -3,24 +3,18 @@
 Each stream and each durable classic or quorum queue of the vhost is a topic with partition 0. Its topic id is the id of
 the queue, its name is that of the queue or the argument `x-kafka-topic` (broker/vhost/kafka_topics.py). A super stream
 is a topic whose partitions are its streams (broker/vhost/super_streams.py). A stream or queue wins over a super stream
-of the same name, unless it is the first partition of it. Transient and exclusive queues, names that Kafka does not
-allow, and the broker's own queues are no topics.
-
-The streams of a super stream are topics of their own too, but not in the list of all topics: consumers that subscribe
-to a pattern would read their records twice.
+of the same name, unless it is the first partition of it. The streams of a super stream are topics of their own too, but
+not in the list of all topics: consumers that subscribe to a pattern would read their records twice.
 
 A user needs the permission for the name of the queue, not of the topic. For a super stream a user needs it for the
-name of the topic, and for the stream of each partition that is used.
-
-There is one broker, which leads all partitions. A Metadata request never creates a topic: its field
-`allow_auto_topic_creation` is ignored.
+name of the topic, and for the stream of each partition that is used. A Metadata request never creates a topic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
 from amqpd.broker.consumer import LogNotOpen
@@ -28,24 +22,14 @@ from amqpd.broker.events import ORIGIN
 from amqpd.broker.queue.argument_checks import KAFKA_TOPIC
 from amqpd.broker.vhost.kafka_topics import topic_name
 from amqpd.broker.vhost.parameters import CLUSTER_ID
+from amqpd.broker.vhost.super_streams import SuperStream
 from amqpd.errors import ResourceError
-from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection
-from amqpd.kafka_server.messages import (
-    INVALID_TOPIC_EXCEPTION,
-    NO_EPOCH,
-    NODE_ID,
-    NONE,
-    NOT_ASKED,
-    STORAGE_ERROR,
-    TOPIC_AUTHORIZATION_FAILED,
-    UNKNOWN_TOPIC_ID,
-    UNKNOWN_TOPIC_OR_PARTITION,
-    UNSUPPORTED_ENDPOINT_TYPE,
-    MalformedRequest,
-    api_types,
-)
+from amqpd.kafka_server import errors
+from amqpd.kafka_server.connection import Call, KafkaClientConnection, typed_api
+from amqpd.kafka_server.message_schema import encode_array_steps
+from amqpd.kafka_server.messages import NO_EPOCH, NODE_ID, MalformedRequest
 from amqpd.kafka_server.pace import Steps
-from amqpd.kafka_server.request_reader import NO_ID, BodyWriter
+from amqpd.kafka_server.request_reader import NO_ID
 
 if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
@@ -57,6 +41,7 @@ Permission: TypeAlias = Literal["read", "write", "configure"]
 
 NAMES_MAX: Final = 10_000
 """Most topics in one request, so that no request keeps the event loop for long."""
+QUEUES_PER_STEP: Final = 64
 
 # Operations of Kafka's authorizer (AclOperation): bits of the authorized operations.
 READ: Final = 3
@@ -113,19 +98,19 @@ def find_topic(session: Session, name: str, kind: Permission) -> PartitionedTopi
     Cost: three look-ups, for any number of partitions.
     """
     if KAFKA_TOPIC.fullmatch(name) is None:
-        return INVALID_TOPIC_EXCEPTION
+        return errors.INVALID_TOPIC_EXCEPTION
     if not is_topic_permitted(session, name, kind):
-        return TOPIC_AUTHORIZATION_FAILED
+        return errors.TOPIC_AUTHORIZATION_FAILED
     topic = topic_of_name(session.vhost, name)
-    return UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic
+    return errors.UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic
 
 
 def find_topic_by_id(session: Session, topic_id: UUID, kind: Permission) -> PartitionedTopic | int:
     """Return the topic, or an error code: 100 for an unknown id, 29 without permission. Cost: as `find_topic`."""
     topic = topic_of_id(session.vhost, topic_id)
     if topic is None or KAFKA_TOPIC.fullmatch(topic.name) is None:
-        return UNKNOWN_TOPIC_ID
-    return topic if is_topic_permitted(session, topic.name, kind) else TOPIC_AUTHORIZATION_FAILED
+        return errors.UNKNOWN_TOPIC_ID
+    return topic if is_topic_permitted(session, topic.name, kind) else errors.TOPIC_AUTHORIZATION_FAILED
 
 
 def topic_of_id(vhost: VHost, topic_id: UUID) -> PartitionedTopic | None:
@@ -178,10 +163,10 @@ def find_partition(session: Session, topic: str | UUID, index: int, kind: Permis
 def partition_of(session: Session, topic: PartitionedTopic, index: int, kind: Permission) -> TopicPartition | int:
     """Return a partition of a topic that the user may use, or an error code. See `find_partition`."""
     if not 0 <= index < len(topic.partitions):
-        return UNKNOWN_TOPIC_OR_PARTITION
+        return errors.UNKNOWN_TOPIC_OR_PARTITION
     queue = topic.partitions[index]
     if queue.name != topic.name and not is_permitted(session, queue.name, kind):
-        return TOPIC_AUTHORIZATION_FAILED
+        return errors.TOPIC_AUTHORIZATION_FAILED
     return TopicPartition(topic, index, queue)
 
 
@@ -237,13 +222,16 @@ def open_queue(queue: Queue, then: Callable[[bool], None]) -> None:
     then(True)
 
 
-class WantedPartition(Protocol):
-    """A partition of a request: its number; `open_partitions` sets its queue and log, or the error code."""
+class WantedPartition:
+    """A partition of a request. `open_partitions` sets its queue and log, or the error code."""
 
-    index: int
-    queue: Queue | None
-    store: QueueLog | None
-    error_code: int
+    __slots__ = ("error_code", "index", "queue", "store")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.error_code = errors.NONE
+        self.queue: Queue | None = None
+        self.store: QueueLog | None = None
 
 
 def open_partitions(
@@ -271,17 +259,17 @@ def open_partitions(
         if queue.is_deleted():
             each.error_code = gone
         elif not is_open or queue.store is None:
-            each.error_code = STORAGE_ERROR
+            each.error_code = errors.STORAGE_ERROR
         else:
             each.queue, each.store = queue, queue.store
         finish_one()
 
     for name, partitions in wanted:
         if isinstance(name, UUID):
-            topic, gone = find_topic_by_id(session, name, kind), UNKNOWN_TOPIC_ID
+            topic, gone = find_topic_by_id(session, name, kind), errors.UNKNOWN_TOPIC_ID
         else:
-            topic, gone = find_topic(session, name, kind), UNKNOWN_TOPIC_OR_PARTITION
-        if topic == TOPIC_AUTHORIZATION_FAILED:
+            topic, gone = find_topic(session, name, kind), errors.UNKNOWN_TOPIC_OR_PARTITION
+        if topic == errors.TOPIC_AUTHORIZATION_FAILED:
             record_refusal(session, call.api.name, f"topic '{name}'")
         for each in partitions:
             found = topic if isinstance(topic, int) else partition_of(session, topic, each.index, kind)
@@ -328,40 +316,51 @@ def cluster_id(session: Session) -> str:
 
 
 def _metadata(call: Call) -> Steps[None]:
-    request, session, version = call.request, call.session, call.version
+    request, session = call.request, call.session
     host, port = broker_address(call.connection)
-    writer = BodyWriter(call.is_flexible)
-    if version >= 3:
-        writer.int32(0)  # throttle time
-    writer.count(1)
-    writer.int32(NODE_ID)
-    writer.string(host)
-    writer.int32(port)
-    if version >= 1:
-        writer.string(None)  # rack
-    writer.end()
-    if version >= 2:
-        writer.string(cluster_id(session))
-    if version >= 1:
-        writer.int32(NODE_ID)  # controller
-    if request.topics is None or (version == 0 and not request.topics):
+    if request.topics is None or (call.version == 0 and not request.topics):
         found = yield from all_topics(session)
     else:
         found = yield from _named_topics(session, request.topics)
-    writer.count(len(found))
-    encoded: dict[int, bytes] = {}
-    operations = bool(request.include_topic_authorized_operations)
-    for name, topic_id, topic in found:
-        bits = operation_bits(session, topic.name) if operations and isinstance(topic, PartitionedTopic) else NOT_ASKED
-        count = len(topic.partitions) if isinstance(topic, PartitionedTopic) else 0
-        if count not in encoded:
-            encoded[count] = _partitions(version, call.is_flexible, count)
-        _write_topic(writer, version, (name, topic_id, topic), encoded[count], bits)
-        yield
-    if 8 <= version <= 10:
-        writer.int32(_bits(_CLUSTER_GRANTS) if request.include_cluster_authorized_operations else NOT_ASKED)
-    writer.end()
-    call.reply_bytes(bytes(writer.data))
+    topic_type = call.api.response.fields["topics"].data_class
+    partition_type = topic_type.fields["partitions"].data_class
+    partitions: dict[int, bytes] = {}  # of all topics that have so many
+    for count in {_partition_count(topic) for _, _, topic in found}:
+        own = described_partitions(range(count))
+        partitions[count] = yield from encode_array_steps(partition_type, call.version, call.is_flexible, count, own)
+    fields = (_described(call, each, partitions) for each in found)
+    described = yield from encode_array_steps(topic_type, call.version, call.is_flexible, len(found), fields)
+    operations = _CLUSTER_GRANTS if request.include_cluster_authorized_operations else None
+    call.reply(
+        {
+            "brokers": [{"node_id": NODE_ID, "host": host, "port": port, "rack": None}],
+            "cluster_id": cluster_id(session),
+            "controller_id": NODE_ID,
+            "topics": described,
+            "authorized_operations": operations,
+        }
+    )
+
+
+def _partition_count(topic: PartitionedTopic | int) -> int:
+    return 0 if isinstance(topic, int) else len(topic.partitions)
+
+
+def _described(call: Call, found: FoundTopic, partitions: Mapping[int, bytes]) -> dict[str, Any]:
+    """Return the fields of a topic. partitions: encoded, by their number."""
+    name, topic_id, topic = found
+    code, allowed = errors.NONE, None
+    if isinstance(topic, int):
+        code = topic
+    elif call.request.include_topic_authorized_operations:
+        allowed = operations_of(call.session, topic.name)
+    return {
+        "error_code": code,
+        "name": name or "" if call.version < 12 else name,  # earlier it cannot be null
+        "topic_id": topic_id,
+        "partitions": partitions[_partition_count(topic)],
+        "authorized_operations": allowed,
+    }
 
 
 FoundTopic: TypeAlias = tuple[str | None, UUID, PartitionedTopic | int]
@@ -371,7 +370,7 @@ FoundTopic: TypeAlias = tuple[str | None, UUID, PartitionedTopic | int]
 def all_topics(session: Session) -> Steps[list[FoundTopic]]:
     """Return the topics that the user may read or write. Cost: 2 us for each stream and super stream of the vhost."""
     found: list[FoundTopic] = []
-    for name in names_of_topics(session.vhost):
+    for name in (yield from names_of_topics(session.vhost)):
         yield
         if is_topic_permitted(session, name, "read") or is_topic_permitted(session, name, "write"):
             topic = topic_of_name(session.vhost, name)
@@ -380,13 +379,27 @@ def all_topics(session: Session) -> Steps[list[FoundTopic]]:
     return found
 
 
-def names_of_topics(vhost: VHost) -> list[str]:
+def names_of_topics(vhost: VHost) -> Steps[list[str]]:
     """Return the names of all topics of a vhost, without the streams of super streams. Cost: 1 us for each queue."""
-    has_stream = vhost.super_streams.has_stream
-    names = dict.fromkeys(topic_name(queue) for queue in vhost.streams.values() if not has_stream(queue))
-    names.update(dict.fromkeys(each.exchange.name for each in vhost.super_streams.all()))
-    names.update(dict.fromkeys(topic_name(queue) for queue in vhost.work_queues.values() if is_topic(queue)))
-    return [name for name in names if KAFKA_TOPIC.fullmatch(name) is not None]
+    found: list[Queue | SuperStream] = [
+        *vhost.streams.values(),
+        *vhost.super_streams.all(),
+        *vhost.work_queues.values(),
+    ]
+    names: dict[str, None] = {}
+    for start in range(0, len(found), QUEUES_PER_STEP):
+        yield
+        listed = (_listed_name(vhost, each) for each in found[start : start + QUEUES_PER_STEP])
+        names.update(dict.fromkeys(name for name in listed if KAFKA_TOPIC.fullmatch(name) is not None))
+    return list(names)
+
+
+def _listed_name(vhost: VHost, topic: Queue | SuperStream) -> str:
+    """Return the name of a topic in the list of all topics, "" if it is not in the list."""
+    if isinstance(topic, SuperStream):
+        return topic.exchange.name
+    is_listed = not vhost.super_streams.has_stream(topic) if topic.kind == "stream" else is_topic(topic)
+    return topic_name(topic) if is_listed else ""
 
 
 def _named_topics(session: Session, wanted: list[Any]) -> Steps[list[FoundTopic]]:
@@ -411,57 +424,29 @@ def describable_topic(session: Session, name: str | None, topic_id: UUID | None 
     def find(kind: Permission) -> PartitionedTopic | int:
         if name is not None:
             return find_topic(session, name, kind)
-        return UNKNOWN_TOPIC_ID if topic_id is None else find_topic_by_id(session, topic_id, kind)
+        return errors.UNKNOWN_TOPIC_ID if topic_id is None else find_topic_by_id(session, topic_id, kind)
 
     found = find("read")
-    return find("write") if found == TOPIC_AUTHORIZATION_FAILED else found
+    return find("write") if found == errors.TOPIC_AUTHORIZATION_FAILED else found
 
 
-def _partitions(version: int, flexible: bool, count: int) -> bytes:
-    """Return the partitions of a topic, which are the same for all topics with so many. Cost: 3 us for each."""
-    writer = BodyWriter(flexible)
-    writer.count(count)
-    for index in range(count):
-        writer.int16(NONE)
-        writer.int32(index)
-        writer.int32(NODE_ID)  # leader
-        if version >= 7:
-            writer.int32(NO_EPOCH)
-        for _ in ("replicas", "in sync"):
-            writer.count(1)
-            writer.int32(NODE_ID)
-        if version >= 5:
-            writer.count(0)  # offline replicas
-        writer.end()
-    return bytes(writer.data)
+def described_partitions(indexes: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """Return partitions as Metadata and DescribeTopicPartitions have them."""
+    own = {
+        "leader_id": NODE_ID,
+        "leader_epoch": NO_EPOCH,
+        "replica_nodes": [NODE_ID],
+        "isr_nodes": [NODE_ID],
+        "eligible_leader_replicas": [],
+        "last_known_elr": [],
+    }
+    return ({"partition_index": index, **own} for index in indexes)
 
 
-def _write_topic(writer: BodyWriter, version: int, found: FoundTopic, partitions: bytes, operations: int) -> None:
-    name, topic_id, topic = found
-    writer.int16(NONE if isinstance(topic, PartitionedTopic) else topic)
-    # Before version 12 the name cannot be null.
-    writer.string("" if name is None and version < 12 else name)
-    if version >= 10:
-        writer.uuid(topic_id)
-    if version >= 1:
-        writer.boolean(False)  # internal
-    writer.data += partitions
-    if version >= 8:
-        writer.int32(operations)
-    writer.end()
-
-
-def operation_bits(session: Session, name: str) -> int:
-    """Return the operations that the user's permissions for a topic allow, as bits."""
-    granted: frozenset[int] = frozenset()
-    for kind, operations in _GRANTS:
-        if is_topic_permitted(session, name, kind):
-            granted |= operations
-    return _bits(granted)
-
-
-def _bits(operations: frozenset[int]) -> int:
-    return sum(1 << operation for operation in operations)
+def operations_of(session: Session, name: str) -> frozenset[int]:
+    """Return the operations that the user's permissions for a topic allow."""
+    granted = (each for kind, each in _GRANTS if is_topic_permitted(session, name, kind))
+    return frozenset().union(*granted)
 
 
 # -- DescribeCluster ---------------------------------------------------------------------------------------------------
@@ -472,7 +457,7 @@ def _describe_cluster(call: Call) -> None:
     if request.endpoint_type != _BROKERS:
         call.reply(
             {
-                "error_code": UNSUPPORTED_ENDPOINT_TYPE,
+                "error_code": errors.UNSUPPORTED_ENDPOINT_TYPE,
                 "error_message": "there are no endpoints of controllers",
                 "endpoint_type": request.endpoint_type,
                 "cluster_id": "",
@@ -495,6 +480,6 @@ def _describe_cluster(call: Call) -> None:
 
 
 APIS: Final = (
-    Api(3, "Metadata", 0, 12, 9, _metadata, *api_types("Metadata")),
-    Api(60, "DescribeCluster", 0, 1, 0, _describe_cluster, *api_types("DescribeCluster")),
+    typed_api(3, "Metadata", 0, 12, 9, _metadata),
+    typed_api(60, "DescribeCluster", 0, 1, 0, _describe_cluster),
 )

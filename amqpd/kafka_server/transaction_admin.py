@@ -5,25 +5,16 @@ They show the transactional ids of the vhost. DescribeProducers needs read permi
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.kafka_server import topics
-from amqpd.kafka_server.connection import Api, Call
-from amqpd.kafka_server.messages import (
-    NONE,
-    POLICY_VIOLATION,
-    STORAGE_ERROR,
-    TRANSACTIONAL_ID_NOT_FOUND,
-    UNKNOWN_TOPIC_OR_PARTITION,
-    api_types,
-)
+from amqpd.kafka_server import errors, topics
+from amqpd.kafka_server.connection import Call, typed_api
 from amqpd.kafka_server.pace import Steps
+from amqpd.kafka_server.partition_admin import Found, OpenedPartition, open_all
 from amqpd.kafka_server.transactions import STATE_NAMES
 from amqpd.storage.local_log import LocalLog
 
 if TYPE_CHECKING:
-    from amqpd.broker.queue.queue import Queue
     from amqpd.kafka_server.transactions import TransactionMetadata
 
 NAMES_MAX: Final = 1000
@@ -49,7 +40,7 @@ def _describe_transactions(call: Call) -> Steps[None]:
 def _described(name: str, current: TransactionMetadata | None, error: int) -> Fields:
     if current is None:
         return {
-            "error_code": error or TRANSACTIONAL_ID_NOT_FOUND,
+            "error_code": error or errors.TRANSACTIONAL_ID_NOT_FOUND,
             "transactional_id": name,
             "transaction_state": "",
             "transaction_timeout_ms": 0,
@@ -62,7 +53,7 @@ def _described(name: str, current: TransactionMetadata | None, error: int) -> Fi
     for each in sorted(current.partitions):
         partitions.setdefault(each.topic, []).append(each.partition)
     return {
-        "error_code": NONE,
+        "error_code": errors.NONE,
         "transactional_id": name,
         "transaction_state": current.state.kafka_name,
         "transaction_timeout_ms": current.timeout_ms,
@@ -101,77 +92,51 @@ def _list_transactions(call: Call) -> Steps[None]:
                     "transaction_state": each.state.kafka_name,
                 }
             )
-    call.reply({"error_code": NONE, "unknown_state_filters": unknown, "transaction_states": found})
-
-
-class _ProducersQuery:
-    """A DescribeProducers request, until all of its logs are open."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._left = 1
-        self._producer_count = 0
-        self._answered: list[Fields] = []
-
-    def begin(self) -> Steps[None]:
-        """Open the logs, then answer."""
-        request = self._call.request
-        topics.check_count(sum(1 + len(each.partition_indexes) for each in request.topics), NAMES_MAX)
-        for each in request.topics:
-            found = topics.find_topic(self._call.session, each.name, "read")
-            partitions: list[Fields] = []
-            self._answered.append({"name": each.name, "partitions": partitions})
-            for index in each.partition_indexes:
-                yield
-                answer: Fields = {"partition_index": index, "error_code": NONE, "active_producers": []}
-                partitions.append(answer)
-                own = found if isinstance(found, int) else topics.partition_of(self._call.session, found, index, "read")
-                if isinstance(own, int):
-                    answer["error_code"] = own
-                else:
-                    self._left += 1
-                    topics.open_queue(own.queue, partial(self._opened, answer, own.queue))
-        self._one_done()
-
-    def _opened(self, answer: Fields, queue: Queue, is_open: bool) -> None:
-        store = queue.store
-        if queue.deleted:
-            answer["error_code"] = UNKNOWN_TOPIC_OR_PARTITION
-        elif not is_open or store is None:
-            answer["error_code"] = STORAGE_ERROR
-        else:
-            producers = store.producers().all()
-            self._producer_count += len(producers)
-            if self._producer_count > PRODUCERS_MAX:
-                answer["error_code"], producers = POLICY_VIOLATION, []
-            transactions = store.log.transactions if isinstance(store, LocalLog) else None
-            answer["active_producers"] = [
-                {
-                    "producer_id": each.producer_id,
-                    "producer_epoch": each.epoch,
-                    "last_sequence": each.sequence,
-                    "last_timestamp": each.time_ms,
-                    "coordinator_epoch": -1,
-                    "current_txn_start_offset": (
-                        -1 if transactions is None else transactions.first_open(each.producer_id)
-                    ),
-                }
-                for each in producers
-            ]
-        self._one_done()
-
-    def _one_done(self) -> None:
-        self._left -= 1
-        if self._left == 0 and not self._call.connection.closed:
-            self._call.reply({"topics": self._answered})
+    call.reply({"error_code": errors.NONE, "unknown_state_filters": unknown, "transaction_states": found})
 
 
 def _describe_producers(call: Call) -> Steps[None]:
-    return _ProducersQuery(call).begin()
+    asked = call.request.topics
+    topics.check_partitions((each.partition_indexes for each in asked), NAMES_MAX)
+    found = [(each.name, [OpenedPartition(index) for index in each.partition_indexes]) for each in asked]
+    pace, connection = call.connection.server.pace, call.connection
+    return open_all(call, found, "read", lambda: pace.run(connection, _reply_producers(call, found)))
+
+
+def _reply_producers(call: Call, found: Found) -> Steps[None]:
+    left = PRODUCERS_MAX
+    answered: list[Fields] = []
+    for name, partitions in found:
+        own: list[Fields] = []
+        answered.append({"name": name, "partitions": own})
+        for each in partitions:
+            yield
+            producers = [] if each.store is None else each.store.producers().all()
+            left -= len(producers)
+            if left < 0 and each.store is not None:
+                each.error_code, producers = errors.POLICY_VIOLATION, []
+            transactions = each.store.log.transactions if isinstance(each.store, LocalLog) else None
+            active: list[Fields] = []
+            own.append({"partition_index": each.index, "error_code": each.error_code, "active_producers": active})
+            for one in producers:
+                active.append(
+                    {
+                        "producer_id": one.producer_id,
+                        "producer_epoch": one.epoch,
+                        "last_sequence": one.sequence,
+                        "last_timestamp": one.time_ms,
+                        "coordinator_epoch": -1,
+                        "current_txn_start_offset": (
+                            -1 if transactions is None else transactions.first_open(one.producer_id)
+                        ),
+                    }
+                )
+                yield
+    call.reply({"topics": answered})
 
 
 APIS: Final = (
-    Api(61, "DescribeProducers", 0, 0, 0, _describe_producers, *api_types("DescribeProducers")),
-    Api(65, "DescribeTransactions", 0, 0, 0, _describe_transactions, *api_types("DescribeTransactions")),
-    Api(66, "ListTransactions", 0, 1, 0, _list_transactions, *api_types("ListTransactions")),
+    typed_api(61, "DescribeProducers", 0, 0, 0, _describe_producers),
+    typed_api(65, "DescribeTransactions", 0, 0, 0, _describe_transactions),
+    typed_api(66, "ListTransactions", 0, 1, 0, _list_transactions),
 )

@@ -17,26 +17,15 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from librt.strings import BytesWriter
 
 from amqpd.broker.flow.timers import CallTimer
-from amqpd.kafka_server import topics, transactions
+from amqpd.kafka_server import errors, topics, transactions
 from amqpd.kafka_server.compacted_log import LogHost
-from amqpd.kafka_server.messages import (
-    CONCURRENT_TRANSACTIONS,
-    COORDINATOR_LOAD_IN_PROGRESS,
-    COORDINATOR_NOT_AVAILABLE,
-    INVALID_REQUEST,
-    INVALID_TXN_STATE,
-    NONE,
-    POLICY_VIOLATION,
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-)
 from amqpd.kafka_server.pace import Pace
 from amqpd.kafka_server.transaction_log import TransactionKey, TransactionLog
 from amqpd.kafka_server.transactions import TransactionMetadata, TransactionPartition, TransactionState
@@ -65,11 +54,8 @@ IDS_KEPT_MS: Final = 7 * 24 * 3_600_000
 """Kafka: transactional.id.expiration.ms."""
 IDS_KEPT_FULL_MS: Final = 3_600_000
 """The same in a vhost with IDS_MAX ids, so that new ones have room."""
-SWEEP_MS: Final = 3_600_000
 FULL_SWEEP_MS: Final = 60_000
 """The shortest time between two searches for such ids."""
-SWEEP_IDS: Final = 200
-"""Transactional ids that one turn of the event loop looks at."""
 RETRY_MS: Final = 1000
 MARKERS_PER_TURN: Final = 50
 
@@ -100,9 +86,10 @@ class TransactionCoordinator:
 
     Args:
         offsets: the committed offsets of groups, and the pending ones.
+        sweep_soon: has `swept` run.
     """
 
-    def __init__(self, broker: Broker, offsets: CommittedOffsets, pace: Pace) -> None:
+    def __init__(self, broker: Broker, offsets: CommittedOffsets, pace: Pace, sweep_soon: Callable[[], None]) -> None:
         self.broker = broker
         self.offsets = offsets
         self.pace = pace
@@ -114,8 +101,7 @@ class TransactionCoordinator:
         self._part_count = 0  # partitions and groups of all transactions
         self._is_ready = False
         self._is_stopped = False
-        self._sweep_timer = CallTimer(self._sweep)
-        self._unswept: deque[TransactionKey] = deque()
+        self._sweep_soon = sweep_soon
         self._next_full_sweep_ms = 0
 
     def start(self) -> None:
@@ -126,7 +112,6 @@ class TransactionCoordinator:
         """End all timers: the broker stops."""
         self._is_stopped = True
         self._log.stop()
-        self.broker.timers.cancel(self._sweep_timer)
         for entry in self._all():
             self.broker.timers.cancel(entry.timer)
 
@@ -144,26 +129,26 @@ class TransactionCoordinator:
         for vhost_id, group, producer_id in self.offsets.pending_producers():
             if (vhost_id, producer_id) not in known:  # its vhost was deleted
                 self.offsets.complete(vhost_id, group, producer_id, False, _ignore)
-        self._sweep_now()
+        self._sweep_soon()
 
     # -- look-ups
 
     def error_for(self, transactional_id: str | None, session: Session, kind: topics.Permission = "write") -> int:
         """Return the error code of every request about this id, 0 for none."""
         if transactional_id is None or not 0 < len(transactional_id) <= ID_MAX:
-            return INVALID_REQUEST
+            return errors.INVALID_REQUEST
         if not topics.is_permitted(session, transactional_id, kind):
-            return TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            return errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         return self.load_error()
 
     def load_error(self) -> int:
         """Return 14 while the logs are read, 15 if that failed, 0 afterwards."""
         if self._is_ready:
-            return NONE
+            return errors.NONE
         self._log.load()
         self.offsets.load()
         failed = self._log.has_failed or self.offsets.has_failed
-        return COORDINATOR_NOT_AVAILABLE if failed else COORDINATOR_LOAD_IN_PROGRESS
+        return errors.COORDINATOR_NOT_AVAILABLE if failed else errors.COORDINATOR_LOAD_IN_PROGRESS
 
     def find(self, vhost: VHost, transactional_id: str) -> TransactionMetadata | None:
         """Return the state of an id; None if it is unknown."""
@@ -181,7 +166,7 @@ class TransactionCoordinator:
         """Return the error for a Produce to a partition or a TxnOffsetCommit of a group. producer: id and epoch."""
         entry = self._entries.get(vhost.id, {}).get(transactional_id)
         if entry is not None and entry.next is not None and entry.next.state is not TransactionState.ONGOING:
-            return INVALID_TXN_STATE  # it is being ended
+            return errors.INVALID_TXN_STATE  # it is being ended
         return transactions.write_error(None if entry is None else entry.current, *producer, part)
 
     def now_ms(self) -> int:
@@ -206,16 +191,16 @@ class TransactionCoordinator:
         """
         entry = self._entries.get(vhost.id, {}).get(transactional_id)
         if entry is not None and entry.next is not None:
-            done(CONCURRENT_TRANSACTIONS)
+            done(errors.CONCURRENT_TRANSACTIONS)
             return
         current = None if entry is None else entry.current
         result = change(current)
         if isinstance(result, int) or result is current:
-            done(result if isinstance(result, int) else NONE)
+            done(result if isinstance(result, int) else errors.NONE)
             return
         part_count = self._part_count + _part_count(result) - _part_count(current)
         if part_count > PARTS_MAX or (entry is None and not self._has_room(vhost.id)):
-            done(POLICY_VIOLATION)
+            done(errors.POLICY_VIOLATION)
             return
         if entry is None:
             entry = self._add((vhost.id, transactional_id))
@@ -244,13 +229,13 @@ class TransactionCoordinator:
         if not safe:
             if entry.current is None:
                 self._forget(entry)
-            done(COORDINATOR_NOT_AVAILABLE)
+            done(errors.COORDINATOR_NOT_AVAILABLE)
             return
         self._set(entry, transaction)
         if transaction.state.is_prepared:
             entry.waiting.append(done)
         else:
-            done(NONE)
+            done(errors.NONE)
         self._continue(entry)
 
     def _set(self, entry: TransactionEntry, transaction: TransactionMetadata | None) -> None:
@@ -305,7 +290,7 @@ class TransactionCoordinator:
         self._log.write(entry.key, complete, _ignore)
         waiting, entry.waiting = entry.waiting, []
         for done in waiting:
-            done(NONE)
+            done(errors.NONE)
 
     def queue_of(self, vhost_id: str, each: TransactionPartition) -> Queue | None:
         """Return the stream of a partition; None if it was deleted."""
@@ -314,16 +299,6 @@ class TransactionCoordinator:
         return None if queue is None or queue.deleted else queue
 
     # -- expiry
-
-    def vhost_deleted(self) -> None:
-        """Remove the ids of a deleted vhost soon."""
-        if self._is_ready:
-            self._sweep_now()
-
-    def _sweep_now(self) -> None:
-        if not self._is_stopped:
-            self._unswept.clear()
-            self.broker.timers.arm(self._sweep_timer, self.broker.timers.now_ms())
 
     def _has_expired(self, entry: TransactionEntry, kept_ms: int) -> bool:
         current = entry.current
@@ -347,27 +322,20 @@ class TransactionCoordinator:
         if not entries:
             del self._entries[vhost_id]
 
-    def _sweep(self) -> None:
-        """Remove some ids that have expired or whose vhost was deleted, and continue soon or after SWEEP_MS."""
-        if not self._unswept:
-            self._unswept.extend(entry.key for entry in self._all())
+    def swept(self) -> Iterator[None]:
+        """Remove ids that have expired or whose vhost was deleted. Looks at one id in each step."""
         vhost_ids = {vhost.id for vhost in self.broker.vhosts.values()}
-        gone: list[TransactionEntry] = []
-        for _ in range(min(SWEEP_IDS, len(self._unswept))):
-            key = self._unswept.popleft()
-            entry = self._entries.get(key[0], {}).get(key[1])
+        for vhost_id, transactional_id in [entry.key for entry in self._all()]:
+            yield
+            entry = self._entries.get(vhost_id, {}).get(transactional_id)
             current = None if entry is None else entry.current
             if entry is None or current is None or entry.next is not None:
                 continue
-            if key[0] not in vhost_ids:
-                for group in current.groups:
-                    self.offsets.complete(key[0], group, current.producer_id, False, _ignore)
-                gone.append(entry)
-            elif self._has_expired(entry, IDS_KEPT_MS):
-                gone.append(entry)
-        self._remove(gone)
-        timers = self.broker.timers
-        timers.arm(self._sweep_timer, timers.now_ms() + (0 if self._unswept else SWEEP_MS))
+            is_void = vhost_id not in vhost_ids
+            for group in current.groups if is_void else ():
+                self.offsets.complete(vhost_id, group, current.producer_id, False, _ignore)
+            if is_void or self._has_expired(entry, IDS_KEPT_MS):
+                self._remove([entry])
 
 
 class _Completion:

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from amqpd.kafka_server.compacted_log import CompactedLog, LogHost
+from amqpd.kafka_server.compacted_log import CompactedLog, LogHost, decode_text, encode_text
 from amqpd.kafka_server.transactions import TransactionMetadata, TransactionPartition, TransactionState
 
 DIRECTORY: Final = "kafka-transactions"
@@ -24,26 +24,13 @@ TransactionKey = tuple[str, str]
 """Vhost id and transactional id."""
 
 _VERSION: Final = b"\x01"
-_INT16: Final = struct.Struct(">H")
 _INT32: Final = struct.Struct(">i")
 _PLACE: Final = struct.Struct(">16si")
 _FIXED: Final = struct.Struct(">bqhhiqq")
 
 
-def _text(text: str) -> bytes:
-    data = text.encode("utf-8", "surrogatepass")
-    return _INT16.pack(len(data)) + data
-
-
-def _read_text(data: bytes, position: int) -> tuple[str, int]:
-    end = position + 2 + _INT16.unpack_from(data, position)[0]
-    if end > len(data):
-        raise ValueError("a text that ends early")
-    return data[position + 2 : end].decode("utf-8", "surrogatepass"), end
-
-
 def encode_key(key: TransactionKey) -> bytes:
-    return _VERSION + _text(key[0]) + _text(key[1])
+    return _VERSION + encode_text(key[0]) + encode_text(key[1])
 
 
 def decode_key(data: bytes) -> TransactionKey | None:
@@ -51,8 +38,8 @@ def decode_key(data: bytes) -> TransactionKey | None:
     if data[:1] != _VERSION:
         return None
     try:
-        vhost_id, position = _read_text(data, 1)
-        return vhost_id, _read_text(data, position)[0]
+        vhost_id, position = decode_text(data, 1)
+        return vhost_id, decode_text(data, position)[0]
     except (struct.error, ValueError):
         return None
 
@@ -72,9 +59,9 @@ def encode_value(value: TransactionMetadata) -> bytes:
         _INT32.pack(len(value.partitions)),
     ]
     for each in sorted(value.partitions):
-        parts += (_text(each.topic), _PLACE.pack(each.queue_id, each.partition))
+        parts += (encode_text(each.topic), _PLACE.pack(each.queue_id, each.partition))
     parts.append(_INT32.pack(len(value.groups)))
-    parts += [_text(group) for group in sorted(value.groups)]
+    parts += [encode_text(group) for group in sorted(value.groups)]
     return b"".join(parts)
 
 
@@ -89,14 +76,14 @@ def decode_value(data: bytes) -> TransactionMetadata | None:
         count = _INT32.unpack_from(data, position)[0]
         position += 4
         for _ in range(count):
-            topic, position = _read_text(data, position)
+            topic, position = decode_text(data, position)
             partitions.append(TransactionPartition(topic, *_PLACE.unpack_from(data, position)))
             position += _PLACE.size
         groups: list[str] = []
         count = _INT32.unpack_from(data, position)[0]
         position += 4
         for _ in range(count):
-            group, position = _read_text(data, position)
+            group, position = decode_text(data, position)
             groups.append(group)
         return TransactionMetadata(
             producer_id,

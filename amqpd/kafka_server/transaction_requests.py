@@ -8,26 +8,12 @@ ApiVersions names no features.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from amqpd.kafka_server import group_offsets, topics, transactions
-from amqpd.kafka_server.connection import Api, Call
-from amqpd.kafka_server.consumer_group import ConsumerProtocolGroup
-from amqpd.kafka_server.messages import (
-    CONCURRENT_TRANSACTIONS,
-    COORDINATOR_NOT_AVAILABLE,
-    ILLEGAL_GENERATION,
-    INVALID_COMMIT_OFFSET_SIZE,
-    INVALID_PRODUCER_EPOCH,
-    INVALID_REQUEST,
-    INVALID_TRANSACTION_TIMEOUT,
-    NONE,
-    OPERATION_NOT_ATTEMPTED,
-    PRODUCER_FENCED,
-    STORAGE_ERROR,
-    api_types,
-)
+from amqpd.kafka_server import errors, group_offsets, topics, transactions
+from amqpd.kafka_server.connection import Call, typed_api
 from amqpd.kafka_server.pace import Steps
 from amqpd.kafka_server.transaction_coordinator import TIMEOUT_MS_MAX, TransactionCoordinator, new_producer_id
 from amqpd.kafka_server.transactions import PARTITIONS_MAX, TransactionMetadata, TransactionPartition
@@ -41,7 +27,7 @@ def _coordinator(call: Call) -> TransactionCoordinator:
 
 def _for_version(call: Call, error: int, fenced_from: int) -> int:
     """Return the error for this version: older ones have 47 (INVALID_PRODUCER_EPOCH) instead of 90."""
-    return INVALID_PRODUCER_EPOCH if error == PRODUCER_FENCED and call.version < fenced_from else error
+    return errors.INVALID_PRODUCER_EPOCH if error == errors.PRODUCER_FENCED and call.version < fenced_from else error
 
 
 # -- InitProducerId
@@ -59,12 +45,12 @@ def _init_producer_id(call: Call) -> None:
     coordinator = _coordinator(call)
     error = coordinator.error_for(request.transactional_id, call.session)
     if not error and not 0 < request.transaction_timeout_ms <= TIMEOUT_MS_MAX:
-        error = INVALID_TRANSACTION_TIMEOUT
+        error = errors.INVALID_TRANSACTION_TIMEOUT
     if not error:
         try:
             call.connection.server.broker.storage.require_transaction_format()
         except OSError:
-            error = STORAGE_ERROR
+            error = errors.STORAGE_ERROR
     if error:
         _answer_init(call, error)
         return
@@ -97,7 +83,7 @@ def _try_init(call: Call, again: bool) -> None:
         elif again:
             _try_init(call, False)
         else:
-            _answer_init(call, CONCURRENT_TRANSACTIONS)
+            _answer_init(call, errors.CONCURRENT_TRANSACTIONS)
 
     coordinator.change(call.session.vhost, request.transactional_id, change, done)
 
@@ -106,7 +92,7 @@ def _answer_init(call: Call, error: int) -> None:
     current = None
     if not error:
         current = _coordinator(call).find(call.session.vhost, call.request.transactional_id)
-        error = NONE if current is not None else COORDINATOR_NOT_AVAILABLE
+        error = errors.NONE if current is not None else errors.COORDINATOR_NOT_AVAILABLE
     call.reply(
         {
             "error_code": _for_version(call, error, 4),
@@ -126,7 +112,7 @@ def _add_partitions(call: Call) -> Steps[None]:
     name = request.v3_and_below_transactional_id
     error = coordinator.error_for(name, call.session)
     found: list[TransactionPartition] = []
-    errors: dict[tuple[str, int], int] = {}
+    refused: dict[tuple[str, int], int] = {}
     for each in wanted:
         topic = topics.find_topic(call.session, each.name, "write")
         yield
@@ -134,24 +120,24 @@ def _add_partitions(call: Call) -> Steps[None]:
             yield
             own = topic if isinstance(topic, int) else topics.partition_of(call.session, topic, index, "write")
             if isinstance(own, int):
-                errors[each.name, index] = own
+                refused[each.name, index] = own
             elif own.is_work_queue:
-                errors[each.name, index] = INVALID_REQUEST
+                refused[each.name, index] = errors.INVALID_REQUEST
             else:
                 found.append(TransactionPartition(own.topic.name, bytes.fromhex(own.queue.id), index))
-    if error or errors:
-        _answer_partitions(call, errors, error or OPERATION_NOT_ATTEMPTED)
+    if error or refused:
+        _answer_partitions(call, refused, error or errors.OPERATION_NOT_ATTEMPTED)
         return
     producer = (request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
     coordinator.change(
         call.session.vhost,
         name,
         lambda current: transactions.add(current, *producer, found, (), coordinator.now_ms()),
-        partial(_answer_partitions, call, errors),
+        partial(_answer_partitions, call, refused),
     )
 
 
-def _answer_partitions(call: Call, errors: dict[tuple[str, int], int], error: int) -> None:
+def _answer_partitions(call: Call, refused: dict[tuple[str, int], int], error: int) -> None:
     """Answer with the errors of some partitions, and `error` for the others."""
     if call.connection.closed:
         return
@@ -162,7 +148,7 @@ def _answer_partitions(call: Call, errors: dict[tuple[str, int], int], error: in
                 {
                     "name": each.name,
                     "results_by_partition": [
-                        {"partition_index": index, "partition_error_code": errors.get((each.name, index), error)}
+                        {"partition_index": index, "partition_error_code": refused.get((each.name, index), error)}
                         for index in each.partitions
                     ],
                 }
@@ -173,25 +159,30 @@ def _answer_partitions(call: Call, errors: dict[tuple[str, int], int], error: in
 
 
 def _add_offsets(call: Call) -> None:
-    request, coordinator = call.request, _coordinator(call)
-    groups = call.connection.server.coordinator
-    error = coordinator.error_for(request.transactional_id, call.session)
-    error = error or groups.error_for(request.group_id, call.session)
+    request = call.request
+    error = _coordinator(call).error_for(request.transactional_id, call.session)
+    error = error or call.connection.server.coordinator.error_for(request.group_id, call.session)
+
+    def change(current: TransactionMetadata | None, now_ms: int) -> TransactionMetadata | int:
+        return transactions.add(current, request.producer_id, request.producer_epoch, (), (request.group_id,), now_ms)
+
+    _change(call, error, change)
+
+
+def _change(
+    call: Call, error: int, change: Callable[[TransactionMetadata | None, int], TransactionMetadata | int]
+) -> None:
+    """Change the transaction of a request whose answer is an error code. change: gets the time, too."""
+    name, coordinator = call.request.transactional_id, _coordinator(call)
+
+    def done(error: int) -> None:
+        if not call.connection.closed:
+            call.reply({"error_code": _for_version(call, error, 2)})
+
     if error:
-        _answer_error(call, 2, error)
-        return
-    producer = (request.producer_id, request.producer_epoch)
-    coordinator.change(
-        call.session.vhost,
-        request.transactional_id,
-        lambda current: transactions.add(current, *producer, (), (request.group_id,), coordinator.now_ms()),
-        partial(_answer_error, call, 2),
-    )
-
-
-def _answer_error(call: Call, fenced_from: int, error: int) -> None:
-    if not call.connection.closed:
-        call.reply({"error_code": _for_version(call, error, fenced_from)})
+        done(error)
+    else:
+        coordinator.change(call.session.vhost, name, lambda current: change(current, coordinator.now_ms()), done)
 
 
 # -- TxnOffsetCommit
@@ -212,7 +203,7 @@ def _txn_offset_commit(call: Call) -> Steps[None]:
         error = coordinator.write_error(vhost, request.transactional_id, producer, request.group_id)
         error = _for_version(call, error, 127) or _member_error(call)
     if not error and not groups.offsets.has_pending_room(request.producer_id, offsets):
-        error = INVALID_COMMIT_OFFSET_SIZE
+        error = errors.INVALID_COMMIT_OFFSET_SIZE
     if error:
         group_offsets.answer_offsets(call, group_offsets.with_error(results, error), True)
         return
@@ -223,16 +214,12 @@ def _member_error(call: Call) -> int:
     """Return the error of the group for this commit. Producers that are no members send no member id."""
     request = call.request
     if request.generation_id < 0 and not request.member_id:
-        return NONE
+        return errors.NONE
     groups = call.connection.server.coordinator
     entry = groups.find(call.session.vhost, request.group_id)
     if entry is None:
-        return ILLEGAL_GENERATION
-    group, generation = entry.group, request.generation_id
-    if isinstance(group, ConsumerProtocolGroup):
-        error = group.commit_error(request.member_id, generation, groups.now_ms())
-    else:
-        error = group.commit_error(request.member_id, request.group_instance_id, generation, groups.now_ms())
+        return errors.ILLEGAL_GENERATION
+    error = entry.commit_error(request.member_id, request.group_instance_id, request.generation_id, groups.now_ms())
     groups.changed(entry)
     return error
 
@@ -242,24 +229,18 @@ def _member_error(call: Call) -> int:
 
 def _end_txn(call: Call) -> None:
     """Commit or abort. The answer is sent when all markers are synced."""
-    request, coordinator = call.request, _coordinator(call)
-    error = coordinator.error_for(request.transactional_id, call.session)
-    if error:
-        _answer_error(call, 2, error)
-        return
-    producer = (request.producer_id, request.producer_epoch)
-    coordinator.change(
-        call.session.vhost,
-        request.transactional_id,
-        lambda current: transactions.end(current, *producer, request.committed, coordinator.now_ms()),
-        partial(_answer_error, call, 2),
-    )
+    request = call.request
+
+    def change(current: TransactionMetadata | None, now_ms: int) -> TransactionMetadata | int:
+        return transactions.end(current, request.producer_id, request.producer_epoch, request.committed, now_ms)
+
+    _change(call, _coordinator(call).error_for(request.transactional_id, call.session), change)
 
 
 APIS: Final = (
-    Api(22, "InitProducerId", 0, 5, 2, _init_producer_id, *api_types("InitProducerId")),
-    Api(24, "AddPartitionsToTxn", 0, 3, 3, _add_partitions, *api_types("AddPartitionsToTxn")),
-    Api(25, "AddOffsetsToTxn", 0, 4, 3, _add_offsets, *api_types("AddOffsetsToTxn")),
-    Api(26, "EndTxn", 0, 4, 3, _end_txn, *api_types("EndTxn")),
-    Api(28, "TxnOffsetCommit", 0, 4, 3, _txn_offset_commit, *api_types("TxnOffsetCommit")),
+    typed_api(22, "InitProducerId", 0, 5, 2, _init_producer_id),
+    typed_api(24, "AddPartitionsToTxn", 0, 3, 3, _add_partitions),
+    typed_api(25, "AddOffsetsToTxn", 0, 4, 3, _add_offsets),
+    typed_api(26, "EndTxn", 0, 4, 3, _end_txn),
+    typed_api(28, "TxnOffsetCommit", 0, 4, 3, _txn_offset_commit),
 )

@@ -27,13 +27,7 @@ import enum
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from amqpd.kafka_server.messages import (
-    CONCURRENT_TRANSACTIONS,
-    INVALID_PRODUCER_ID_MAPPING,
-    INVALID_TXN_STATE,
-    POLICY_VIOLATION,
-    PRODUCER_FENCED,
-)
+from amqpd.kafka_server import errors
 
 EPOCH_MAX: Final = 32_766
 """After this epoch a producer gets another id."""
@@ -128,9 +122,9 @@ def init_producer(
         return _empty(new_id, 0, -1, timeout_ms, now_ms)
     is_last = producer_id == current.producer_id and epoch == current.last_epoch >= 0
     if producer_id != NO_PRODUCER and not is_last and (producer_id, epoch) != (current.producer_id, current.epoch):
-        return PRODUCER_FENCED
+        return errors.PRODUCER_FENCED
     if current.state.is_prepared:
-        return CONCURRENT_TRANSACTIONS
+        return errors.CONCURRENT_TRANSACTIONS
     if is_last and current.epoch <= EPOCH_MAX:
         return current._replace(state=TransactionState.EMPTY, timeout_ms=timeout_ms, update_ms=now_ms)
     if current.state is TransactionState.ONGOING:
@@ -150,8 +144,8 @@ def _empty(producer_id: int, epoch: int, last_epoch: int, timeout_ms: int, now_m
 def producer_error(current: TransactionMetadata | None, producer_id: int, epoch: int) -> int:
     """Return the error for a request of a producer, 0 if it is the current one of its id."""
     if current is None or current.producer_id != producer_id:
-        return INVALID_PRODUCER_ID_MAPPING
-    return 0 if current.epoch == epoch else PRODUCER_FENCED
+        return errors.INVALID_PRODUCER_ID_MAPPING
+    return 0 if current.epoch == epoch else errors.PRODUCER_FENCED
 
 
 def add(
@@ -170,11 +164,11 @@ def add(
     if error or current is None:
         return error
     if current.state.is_prepared:
-        return CONCURRENT_TRANSACTIONS
+        return errors.CONCURRENT_TRANSACTIONS
     is_new = current.state is not TransactionState.ONGOING
     all_partitions, all_groups = current.partitions.union(partitions), current.groups.union(groups)
     if len(all_partitions) + len(all_groups) > PARTITIONS_MAX:
-        return POLICY_VIOLATION
+        return errors.POLICY_VIOLATION
     if not is_new and all_partitions == current.partitions and all_groups == current.groups:
         return current
     return current._replace(
@@ -201,9 +195,9 @@ def end(
         return _prepare(current, commits, False, now_ms)
     prepared = TransactionState.PREPARE_COMMIT if commits else TransactionState.PREPARE_ABORT
     if current.state is prepared:
-        return CONCURRENT_TRANSACTIONS
+        return errors.CONCURRENT_TRANSACTIONS
     complete = TransactionState.COMPLETE_COMMIT if commits else TransactionState.COMPLETE_ABORT
-    return current if current.state is complete else INVALID_TXN_STATE
+    return current if current.state is complete else errors.INVALID_TXN_STATE
 
 
 def time_out(current: TransactionMetadata, now_ms: int) -> TransactionMetadata | None:
@@ -246,4 +240,4 @@ def write_error(
     if error or current is None:
         return error
     is_known = part in current.groups if isinstance(part, str) else part in current.partitions
-    return 0 if is_known and current.state is TransactionState.ONGOING else INVALID_TXN_STATE
+    return 0 if is_known and current.state is TransactionState.ONGOING else errors.INVALID_TXN_STATE

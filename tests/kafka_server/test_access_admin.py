@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,12 +32,15 @@ from kafka.protocol.admin import (
     DescribeAclsRequest,
     DescribeGroupsRequest,
     DescribeUserScramCredentialsRequest,
+    ListGroupsRequest,
 )
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from kafka_socket import KafkaSocket, audit_records, until
+from share_client import DESCRIBE, ShareMember
 
+from amqpd.kafka_server import access_admin
 from amqpd.kafka_server.access_admin import LITERAL, PREFIXED, resource_patterns
-from amqpd.testing import BrokerProcess
+from amqpd.testing import BrokerProcess, embedded
 
 ANY_RESOURCE = ResourcePatternFilter(ResourceType.ANY, None, ACLResourcePatternType.ANY)
 
@@ -199,6 +205,22 @@ class TestGroups:
         assert [each.error_code for each in described] == [30, 0]
         assert [each.error_code for each in deleted] == [30, 30]
 
+    def test_share_groups_of_others_are_neither_listed_nor_described(
+        self, admin: KafkaAdminClient, kafka_address: str
+    ) -> None:
+        admin.create_topics([NewTopic("shared", 1, 1)])
+        with ShareMember(kafka_address, "other", "shared") as member, KafkaSocket(kafka_address) as raw:
+            assert member.heartbeat(0, ["shared"])[0] == 0
+            assert raw.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == 0
+            assert raw.ask(SaslAuthenticateRequest(auth_bytes=b"\0reader\0r"), 2).error_code == 0
+            listed = raw.ask(ListGroupsRequest(states_filter=[], types_filter=["share"], version=5), 5).groups
+            raw.send_frame(DESCRIBE, 1, b"\2\6other\0\0", b"\0")
+            described = raw.receive()
+            assert member.heartbeat(-1)[0] == 0
+        assert listed == []
+        assert int.from_bytes(described[10:12], "big") == 30
+        assert member.id.encode() not in described
+
 
 def test_refusals_are_in_the_audit_log(
     admin: KafkaAdminClient, kafka_broker: BrokerProcess, kafka_address: str
@@ -272,6 +294,29 @@ class TestScramCredentials:
         with KafkaSocket(kafka_address) as client:
             answer = client.ask(types(users=[types.UserName(name="reader")] * 2), 0)
             assert [(each.user, each.error_code) for each in answer.results] == [("reader", 92)]
+
+
+async def test_changes_of_both_mechanisms_at_once_keep_both(tmp_path: Path) -> None:
+    """Two clients change one user: the second change begins before the first one is committed."""
+
+    def change(mechanism: int, size: int) -> Any:
+        fields = {"name": "guest", "mechanism": mechanism, "iterations": 4096, "salt": b"new salt"}
+        upsertion = SimpleNamespace(**fields, salted_password=bytes(size))
+        request = SimpleNamespace(deletions=(), upsertions=[upsertion])
+        user = SimpleNamespace(name="guest")
+        session = SimpleNamespace(
+            broker=server.broker, user=user, peer=("127.0.0.1", 1), front_end="kafka", name="client"
+        )
+        call = SimpleNamespace(request=request, session=session, reply=replies.append)
+        call.connection = SimpleNamespace(closed=False)
+        return access_admin._alter_all(call, ["guest"])  # type: ignore[arg-type]
+
+    replies: list[Any] = []
+    async with embedded(tmp_path) as server:
+        await asyncio.gather(change(1, 32), change(2, 64))
+        found = [server.broker.auth.scram_credentials("guest", name) for name in ("SCRAM-SHA-256", "SCRAM-SHA-512")]
+    assert [each["results"][0]["error_code"] for each in replies] == [0, 0]
+    assert [each is not None and each.salt for each in found] == [b"new salt"] * 2
 
 
 def test_change_of_credentials_is_in_the_audit_log(admin: KafkaAdminClient, kafka_broker: BrokerProcess) -> None:

@@ -17,7 +17,7 @@ from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 from kafka_socket import audit_records, until
 
-from amqpd.testing import BrokerProcess
+from amqpd.testing import BrokerFailed, BrokerProcess
 
 NOW = dt.datetime.now(dt.UTC)
 
@@ -130,3 +130,10 @@ def test_sasl_takes_precedence_over_the_certificate(tls_broker: BrokerProcess, a
     }
     client = admin(tls_broker, authority, authority.issue("ann"), **login)
     assert user_of(tls_broker, client) == [("guest", "SCRAM-SHA-256")]
+
+
+def test_certificate_of_the_listener_is_listed(tls_broker: BrokerProcess) -> None:
+    found = tls_broker.api("GET", "/api/amqpd/certificates")
+    assert [each["path"] for each in found] == [str(tls_broker.settings["kafka.tls.certificate"])]
+    with pytest.raises(BrokerFailed, match='"protocol":"kafkas"'):
+        tls_broker.api("GET", "/api/health/checks/certificate-expiration/100/years")

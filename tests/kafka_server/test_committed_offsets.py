@@ -29,7 +29,7 @@ from amqpd.kafka_server.committed_offsets import (
     encode_value,
 )
 from amqpd.kafka_server.compacted_log import RECORDS_AT_ONCE, RETRY_MS, LogHost, LogRecord
-from amqpd.kafka_server.share_states import CHECKED_PER_TURN, ShareStates, StoredState
+from amqpd.kafka_server.share_states import ShareStates, StoredState
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.storage import Storage
 
@@ -646,28 +646,22 @@ def test_changes_that_came_before_are_visible_to_who_waits_for_them(tmp_path: Pa
     lab.storage.close(clean=True)
 
 
-def test_states_of_a_deleted_vhost_are_removed_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_of_a_deleted_vhost_are_removed_in_steps(tmp_path: Path) -> None:
     """Share groups have as many states as fit into 64 MiB: 100,000 of them held the loop for two seconds."""
     lab = Lab(tmp_path)
     broker: Any = SimpleNamespace(vhosts={})
     states = ShareStates(lab.offsets, broker)
     written: list[bool] = []
-    for number in range(2 * CHECKED_PER_TURN + 1):
+    for number in range(5):
         states.write(OffsetKey("v", f"g{number}", "t", 0), StoredState(bytes(16), b""), written.append)
     lab.run()
-    assert written == [True] * (2 * CHECKED_PER_TURN + 1)
-    removed: list[int] = []
-    append = lab.offsets.append
-
-    def counted(count: int, records: Iterable[LogRecord], done: Callable[[bool], None]) -> None:
-        removed.append(count)
-        append(count, records, done)
-
-    monkeypatch.setattr(lab.offsets, "append", counted)
-    states.remove_void()
-    assert sum(removed) == CHECKED_PER_TURN
-    states.remove_void()  # another vhost is deleted meanwhile
+    assert written == [True] * 5
+    steps = states.remove_void()
+    for _ in range(3):
+        next(steps)
     lab.run()
-    assert list(states._keys()) == []
-    assert max(removed) <= CHECKED_PER_TURN
+    assert len(states._tables["v"]) == 2
+    list(states.remove_void())  # another sweep begins
+    lab.run()
+    assert (states._tables, list(steps)) == ({}, [])
     lab.storage.close(clean=False)

@@ -179,6 +179,7 @@ async def test_aiokafka_seeks_to_a_time(broker: BrokerProcess, stream: Stream) -
         await consumer.stop()
 
 
+@pytest.mark.slow
 def test_100_000_messages_arrive_in_order(stream: Stream, consumer: Any) -> None:
     stream.publish_many(b"%d" % number for number in range(MANY))
     records = read(consumer, MANY)
@@ -247,6 +248,7 @@ def test_after_a_restart_the_same_messages_are_read(tmp_path: Path) -> None:
         consumer.close()
 
 
+@pytest.mark.slow
 def test_after_retention_the_start_is_higher_and_a_consumer_below_it_is_reset(tmp_path: Path) -> None:
     with start(tmp_path, **{"storage.upkeep_interval_s": 1}) as broker:
         stream = Stream(broker, "short", **{"x-max-length-bytes": 200_000, "x-stream-max-segment-size-bytes": 100_000})

@@ -200,6 +200,7 @@ threading.Event().wait()
 """
 
 
+@pytest.mark.slow
 def test_partition_of_a_member_that_is_killed_goes_to_another(broker: BrokerProcess, names: tuple[str, str]) -> None:
     group, topic = names
     publish(broker, topic, [b"1", b"2"])

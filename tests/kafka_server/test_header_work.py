@@ -39,7 +39,7 @@ class FakeQueue:
     def __init__(self) -> None:
         self.messages: list[bytes] = []
         self.name = "q"
-        self.next_offset = 0
+        self.next_offset = self.unwritten_end = 0
 
     def enqueue(self, message: Any) -> bool:
         self.messages.append(message.body())

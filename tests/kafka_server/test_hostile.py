@@ -158,16 +158,18 @@ class TestEachRequest:
                     changed = body[:at] + huge + body[at + len(huge) :]
                     reaction(address, request_frame(api.key, version, changed, version >= api.flexible))
 
+    @pytest.mark.slow
     def test_random_bodies(self, hostile_broker: BrokerProcess, neighbour: Neighbour, api: Any) -> None:
         address, chance = address_of(hostile_broker), random.Random(api.key)
-        for _ in range(30):
+        for _ in range(15):
             version = chance.randint(api.first, api.last)
             body = chance.randbytes(chance.randint(0, 300))
             reaction(address, request_frame(api.key, version, body, version >= api.flexible))
 
+    @pytest.mark.slow
     def test_random_values(self, hostile_broker: BrokerProcess, neighbour: Neighbour, api: Any) -> None:
         address, chance = address_of(hostile_broker), random.Random(api.key)
-        for _ in range(100):
+        for _ in range(40):
             version = chance.randint(api.first, api.last)
             body = random_body(api, version, chance)
             reaction(address, request_frame(api.key, version, body, version >= api.flexible))

@@ -43,6 +43,7 @@ def wait_for_log_line(broker: BrokerProcess, text: str) -> str:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_connection_that_only_asked_for_versions_stays_open_if_anonymous_clients_are_allowed(
     idle_broker: BrokerProcess,
 ) -> None:
@@ -62,6 +63,7 @@ def test_a_connection_without_a_request_is_closed(idle_broker: BrokerProcess) ->
         assert client.is_closed()
 
 
+@pytest.mark.slow
 def test_a_connection_with_an_unfinished_login_is_closed(idle_broker: BrokerProcess) -> None:
     with connect(idle_broker) as client:
         assert client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == 0

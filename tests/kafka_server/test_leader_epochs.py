@@ -38,6 +38,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield socket
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("epoch", "expected"), [(0, (0, 5)), (1, (1, 10)), (2, (2, 15)), (3, (-1, -1)), (-1, (-1, -1))]
 )

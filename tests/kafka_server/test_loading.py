@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from kafka_socket import KafkaSocket
 
+from amqpd.kafka_server import errors
 from amqpd.kafka_server.committed_offsets import CommittedOffsets
-from amqpd.kafka_server.messages import COORDINATOR_LOAD_IN_PROGRESS, NONE, api_types
+from amqpd.kafka_server.messages import api_types
 from amqpd.testing import embedded
 
 SETTINGS = {"kafka.port": 0, "kafka.host": "127.0.0.1"}
@@ -28,6 +29,6 @@ def test_heartbeat_has_no_error_while_offsets_are_read(tmp_path: Path, monkeypat
     async def run() -> None:
         async with embedded(tmp_path, settings=SETTINGS) as server:
             (port,) = [each.port for each in server.listeners if each.protocol == "kafka"]
-            assert await asyncio.to_thread(ask, port) == (NONE, COORDINATOR_LOAD_IN_PROGRESS)
+            assert await asyncio.to_thread(ask, port) == (errors.NONE, errors.COORDINATOR_LOAD_IN_PROGRESS)
 
     asyncio.run(run())

@@ -264,6 +264,7 @@ class TestScram:
             assert client.socket.socket.recv(1) == b""
         client.socket.close()
 
+    @pytest.mark.slow
     def test_credentials_survive_a_restart_and_an_export(self, login_broker: BrokerProcess, connect: Connect) -> None:
         client = connect(user="nobody")
         salt = client.begin().partition(",")[2]
@@ -358,6 +359,20 @@ class TestOperators:
         assert login_broker.ctl(command, *target, "for a test").returncode == 0
         assert client.socket.is_closed()
         assert login_broker.says("for a test")
+
+    @pytest.mark.parametrize("command", ["close_all_user_connections", "drain"])
+    def test_commands_close_the_connections_of_all_protocols(
+        self, login_broker: BrokerProcess, connect: Connect, command: str
+    ) -> None:
+        client = connect()
+        assert client.send(client.last(client.begin())).error_code == 0
+        operands = [USER, "for a test"] if command == "close_all_user_connections" else []
+        try:
+            assert login_broker.ctl(command, *operands).returncode == 0
+            assert client.socket.is_closed()
+            until(lambda: not login_broker.api("GET", f"/api/connections/username/{USER}"))
+        finally:
+            assert login_broker.ctl("resume_listeners").returncode == 0
 
     def test_user_without_access_is_disconnected(
         self, login_broker: BrokerProcess, address: str, connect: Connect

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import random
 import struct
-from typing import Any
+import uuid
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 from random_messages import random_message
 
+from amqpd.kafka_server import topics
 from amqpd.kafka_server.message_schema import ELEMENTS_MAX, STEP_ELEMENTS, DecodedStruct, decode_steps, encode_steps
-from amqpd.kafka_server.messages import MalformedRequest, api_types
-from amqpd.kafka_server.pace import run_all
+from amqpd.kafka_server.messages import Definition, MalformedRequest, api_types
+from amqpd.kafka_server.pace import Steps, run_all
 from amqpd.kafka_server.request_reader import TAGS_MAX, RequestReader
 from amqpd.kafka_server.server import every_api
+from amqpd.kafka_server.topics import FoundTopic, PartitionedTopic
 
-APIS = sorted((api for api in every_api() if api.request is not None), key=lambda api: api.key)
+APIS = sorted(
+    (api for api in every_api() if api.request is not None and not isinstance(api.request, Definition)),
+    key=lambda api: api.key,
+)
 
 
 def decode(api: Any, version: int, body: bytes) -> DecodedStruct:
@@ -114,6 +122,27 @@ def test_long_requests_are_decoded_in_steps() -> None:
 def test_long_responses_are_encoded_in_steps() -> None:
     steps = encode_steps(api_types("DeleteTopics")[1], 5, True, {"responses": [{"name": "a", "error_code": 3}] * 3200})
     assert sum(1 for _ in steps) == 100
+
+
+def test_metadata_describes_the_partitions_of_a_topic_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic has up to 10,000 partitions, and a step would take 36 ms for so many."""
+    found: list[FoundTopic] = [
+        ("super", uuid.UUID(int=1), PartitionedTopic("super", uuid.UUID(int=1), cast(Any, (None,) * 640)))
+    ]
+
+    def find(*_: object) -> Steps[list[FoundTopic]]:
+        yield from ()
+        return found
+
+    monkeypatch.setattr(topics, "_named_topics", find)
+    monkeypatch.setattr(topics, "broker_address", lambda _: ("127.0.0.1", 9092))
+    answers: list[Any] = []
+    fields = {"topics": [None], "include_topic_authorized_operations": 0, "include_cluster_authorized_operations": 0}
+    call = MagicMock(version=12, is_flexible=True, request=SimpleNamespace(**fields), reply=answers.append)
+    call.api.response = api_types("Metadata")[1]
+    assert sum(1 for _ in topics._metadata(call)) >= 640 // STEP_ELEMENTS
+    (answer,) = answers
+    assert len(answer["topics"]) > 640 * 26  # bytes
 
 
 def test_tagged_fields_of_a_request_are_limited() -> None:

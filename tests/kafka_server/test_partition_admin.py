@@ -168,6 +168,7 @@ class TestDeleteRecords:
     def test_an_unknown_topic_is_error_3(self, client: KafkaSocket) -> None:
         assert deleted(client, new_name(), {0: 0}) == [(3, -1)]
 
+    @pytest.mark.slow
     def test_the_start_is_the_same_after_a_kill(self, tmp_path: Path) -> None:
         with BrokerProcess(tmp_path, settings=SETTINGS) as broker, KafkaSocket(address_of(broker)) as client:
             create(client, "t")

@@ -15,7 +15,7 @@ import pika
 import pytest
 from google_crc32c import value as crc32c
 
-from amqpd.kafka_server import produce
+from amqpd.kafka_server import errors, produce
 from amqpd.testing import BrokerProcess, BrokerThread, embedded
 
 with warnings.catch_warnings():
@@ -378,7 +378,7 @@ def test_a_batch_without_a_max_timestamp_is_found_by_its_time(
     assert consumer.offsets_for_times({partition: now_ms})[partition].offset == 0
     consumer.close()
     late = changed(batch(b"1", time_ms=now_ms + 10**7, codec=codec), 35, b"\xff" * 8)
-    assert client.produce(name, late).error_code == produce.INVALID_TIMESTAMP
+    assert client.produce(name, late).error_code == errors.INVALID_TIMESTAMP
 
 
 def test_a_batch_above_the_size_limit_is_refused(tmp_path: Path) -> None:
@@ -525,6 +525,7 @@ def test_repeated_batches_are_known_after_a_restart(tmp_path: Path, clean: bool)
         assert bodies(broker, "kept", 14) == [each for n in range(7) for each in (b"%d" % n, b"too")]
 
 
+@pytest.mark.slow
 def test_a_request_waits_for_the_opening_of_its_logs(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, settings=SETTINGS) as broker:
         names = [f"opened.{number}" for number in range(20)]
@@ -540,6 +541,7 @@ def test_a_request_waits_for_the_opening_of_its_logs(tmp_path: Path) -> None:
             assert [(each.error_code, each.base_offset) for each in client.receive()] == [(0, 1)] * 20
 
 
+@pytest.mark.slow
 def test_producers_wait_for_the_end_of_an_alarm(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, settings=SETTINGS) as broker:
         declare(broker, "alarmed")

@@ -290,6 +290,7 @@ def test_a_share_member_gets_what_a_second_allows(kafka_broker: BrokerProcess, u
         assert 1 <= len(member.fetch(wait_ms=10_000).records) <= 3
 
 
+@pytest.mark.slow
 def test_stock_clients_wait_and_lose_nothing(kafka_broker: BrokerProcess, user: str, topic: str) -> None:
     set_rates(kafka_broker, user, producer_byte_rate=40_000, consumer_byte_rate=40_000)
     login: dict[str, Any] = {

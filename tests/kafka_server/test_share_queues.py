@@ -398,6 +398,7 @@ def test_after_a_kill_only_unacknowledged_records_come_again(tmp_path: Path) -> 
         assert "Traceback" not in broker.stderr
 
 
+@pytest.mark.slow
 def test_a_broker_that_stops_keeps_what_members_had_acquired(tmp_path: Path) -> None:
     settings = {"kafka.port": 0, "kafka.host": "127.0.0.1"}
     with BrokerProcess(tmp_path, settings=settings) as broker:

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from amqpd.kafka_server.share_state import ATTEMPTS_MAX, OPEN_MAX, ShareState, StateRange, decode_snapshot
-from amqpd.kafka_server.share_wire import ACCEPT, GAP, REJECT, RELEASE, RENEW, AckRange
+from amqpd.kafka_server.share_state import ATTEMPTS_MAX, OPEN_MAX, ShareState, decode_snapshot
+from amqpd.kafka_server.share_wire import ACCEPT, GAP, REJECT, RELEASE, RENEW, AckRange, OffsetRange
 
 LOCK_MS = 100
 
@@ -44,7 +44,7 @@ def test_an_acknowledgement_of_others_records_changes_nothing() -> None:
     state.acquire("b", 2, 2, 10, 5)
     assert not update(state, "a", ack(0, 2, ACCEPT))
     assert not update(state, "a", ack(0, 3, ACCEPT))
-    assert state.ranges() == [StateRange(0, 2, 1)]
+    assert state.ranges() == [OffsetRange(0, 2, 1)]
 
 
 def test_a_failed_write_leaves_the_records_with_their_member() -> None:
@@ -61,7 +61,7 @@ def test_a_snapshot_has_updates_that_are_being_written_and_no_locks() -> None:
     state.begin_update("a", [ack(0, 0, ACCEPT), ack(1, 1, RELEASE)], 0)
     again = decode_snapshot(state.snapshot())
     assert again is not None
-    assert again.ranges() == [StateRange(1, 3, 1)]
+    assert again.ranges() == [OffsetRange(1, 3, 1)]
     assert again.acquire("b", 0, 9, 10, 5) == [(1, 2), (2, 2), (3, 2), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (9, 1)]
 
 

@@ -30,13 +30,13 @@ def test_a_sweep_removes_void_states_but_none_that_is_being_written(
         states.write(OffsetKey("v", "g", topic, 0), StoredState(OLD, b"old"), answers.append)
     lab.run()
     states.write(OffsetKey("v", "g", "a", 0), StoredState(NEW, b"new"), answers.append)
-    states.remove_void()
+    list(states.remove_void())
     lab.run()
     assert answers == [True] * 3
     assert states.partitions_of(VHOST, "g") == [("a", 0)]
     monkeypatch.setattr(share_states, "partition_queue", lambda *_: SimpleNamespace(id=OLD.hex()))
     assert states.partitions_of(VHOST, "g") == []
-    states.remove_void()
+    list(states.remove_void())
     lab.run()
     assert states._tables == {}
     lab.storage.close(clean=True)

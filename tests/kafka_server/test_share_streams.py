@@ -223,6 +223,7 @@ def test_after_a_kill_only_unacknowledged_records_come_again(tmp_path: Path) -> 
         assert "Traceback" not in broker.stderr
 
 
+@pytest.mark.slow
 def test_a_member_that_joins_begins_its_group_at_that_time(tmp_path: Path) -> None:
     settings = SETTINGS | {"kafka.share_auto_offset_reset": "latest"}
     with BrokerProcess(tmp_path, settings=settings) as broker:
@@ -323,8 +324,8 @@ def delete(member: ShareMember, name: str) -> tuple[int, list[int]]:
     return error, errors
 
 
-def state(member: ShareMember) -> tuple[int, str, int]:
-    """Return error, state and number of members of the group."""
+def described(member: ShareMember) -> tuple[int, str, RequestReader]:
+    """Return error and state of the group, and a reader of its members."""
     reader = member.ask(DESCRIBE, 1, b"\x02" + text(member.group) + b"\0\0")
     reader.int32()
     assert reader.count(10) == 1
@@ -335,7 +336,24 @@ def state(member: ShareMember) -> tuple[int, str, int]:
     reader.int32()
     reader.int32()
     assert reader.text() == "simple"
+    return error, name, reader
+
+
+def state(member: ShareMember) -> tuple[int, str, int]:
+    """Return error, state and number of members of the group."""
+    error, name, reader = described(member)
     return error, name, reader.count(10)
+
+
+def test_a_member_is_described_with_its_address_as_in_other_groups(broker: BrokerProcess) -> None:
+    name = stream(broker)
+    with ShareMember(address_of(broker), f"g-{name}", name) as member:
+        assert member.heartbeat(0, [name])[0] == 0
+        _, _, reader = described(member)
+        assert reader.count(10) == 1
+        assert (reader.text(), reader.nullable_text(), reader.int32() > 0) == (member.id, None, True)
+        reader.text()
+        assert reader.text() == "/127.0.0.1"
 
 
 def test_offsets_are_described_altered_and_deleted(broker: BrokerProcess) -> None:

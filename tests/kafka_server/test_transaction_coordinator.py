@@ -15,11 +15,11 @@ from test_committed_offsets import Disk, Lab
 from amqpd.broker.flow import timers
 from amqpd.kafka_server import transaction_coordinator, transactions
 from amqpd.kafka_server.committed_offsets import CommittedOffset, OffsetKey
+from amqpd.kafka_server.coordinator import SWEEP_MS
 from amqpd.kafka_server.transaction_coordinator import (
     IDS_KEPT_FULL_MS,
     IDS_KEPT_MS,
     RETRY_MS,
-    SWEEP_MS,
     TransactionCoordinator,
     TransactionEntry,
 )
@@ -74,7 +74,7 @@ class Office:
             vhosts={"/": self.vhost},
         )
         self.pace: Any = SimpleNamespace(later=self.lab.soon.append)
-        self.coordinator = TransactionCoordinator(self.broker, self.lab.offsets, self.pace)
+        self.coordinator = TransactionCoordinator(self.broker, self.lab.offsets, self.pace, self.sweep)
         self.coordinator.start()
         self.lab.run()
         self.coordinator.on_loaded()
@@ -82,6 +82,15 @@ class Office:
 
     def move(self, ms: int) -> None:
         self.timers.move(ms)
+        self.lab.run()
+
+    def sweep(self) -> None:
+        for _ in self.coordinator.swept():
+            continue
+
+    def sweep_after(self, ms: int) -> None:
+        self.move(ms)
+        self.sweep()
         self.lab.run()
 
     def change(
@@ -231,17 +240,16 @@ def test_time_out_does_not_follow_a_jump_of_the_wall_clock(office: Office, jump_
 def test_id_does_not_expire_by_a_jump_of_the_wall_clock(office: Office) -> None:
     assert office.init() == [0]
     office.timers.clock.jump_ms = 2 * IDS_KEPT_MS
-    office.move(SWEEP_MS)
+    office.sweep_after(SWEEP_MS)
     assert office.state() is TransactionState.EMPTY
 
 
 def test_unused_id_expires_and_an_open_transaction_does_not(office: Office) -> None:
     assert office.init("unused") == [0]
     office.begin("used")
-    office.move(IDS_KEPT_MS - SWEEP_MS)
+    office.sweep_after(IDS_KEPT_MS - SWEEP_MS)
     assert office.state("unused") is TransactionState.EMPTY
-    office.move(2 * SWEEP_MS)
-    office.move(2 * SWEEP_MS)
+    office.sweep_after(2 * SWEEP_MS)
     assert office.state("unused") is None
     assert office.state("used") is TransactionState.COMPLETE_ABORT, "its time-out"
     office = office.restart()
@@ -252,10 +260,8 @@ def test_unused_id_expires_and_an_open_transaction_does_not(office: Office) -> N
 def test_deleted_vhost_takes_its_ids_and_pending_offsets(office: Office) -> None:
     office.begin()
     office.add_offset(5)
-    office.coordinator.vhost_deleted()
     office.broker.vhosts.clear()
-    office.lab.run()
-    office.move(0)
+    office.sweep_after(0)
     assert office.state() is None
     assert office.lab.offsets.pending_producers() == []
     office = office.restart()
@@ -302,17 +308,15 @@ def test_ids_that_are_idle_for_an_hour_make_room_in_a_full_vhost(
 
 def test_a_deleted_vhost_leaves_nothing_in_memory(office: Office) -> None:
     assert office.init() == [0]
-    office.coordinator.vhost_deleted()
     office.broker.vhosts.clear()
-    office.lab.run()
-    office.move(0)
+    office.sweep_after(0)
     assert office.coordinator._entries == {}
 
 
 def test_requests_wait_until_both_logs_are_read(tmp_path: Path) -> None:
     office = Office(tmp_path)
     office.lab.offsets.is_loaded = False
-    late = TransactionCoordinator(office.broker, office.lab.offsets, office.pace)
+    late = TransactionCoordinator(office.broker, office.lab.offsets, office.pace, office.sweep)
     late._log.directory += uuid.uuid4().hex
     session: Any = SimpleNamespace(operator=True)
     late.start()

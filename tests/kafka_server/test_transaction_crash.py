@@ -155,31 +155,46 @@ def test_transactions_are_whole_or_absent_after_each_kill(broker: BrokerProcess)
     assert numbers(amqp_values(broker, topics[1], b"end")[:-1]) == writer.committed
 
 
-@pytest.mark.parametrize("commits", [True, False])
-def test_start_completes_a_transaction_that_was_decided(broker: BrokerProcess, commits: bool) -> None:
-    """The kill came after PrepareCommit or PrepareAbort, and before the first marker."""
+@pytest.mark.slow
+def test_start_completes_transactions_that_were_decided(broker: BrokerProcess) -> None:
+    """The kill came after PrepareCommit of one and PrepareAbort of another, and before the first marker.
+
+    The time-out of a third one has passed while the broker was down.
+    """
+
+    def changed(current: TransactionMetadata) -> TransactionMetadata | int:
+        if name == "slow":
+            return current._replace(start_ms=current.start_ms - current.timeout_ms)
+        return end(current, *producers[name], name == "committed", int(time.time() * 1000))
+
     address = address_of(broker)
-    topic = new_topic(address)
-    with TransactionClient(address, "decided") as client:
-        assert client.init() == 0
-        assert client.add(topic) == [0]
-        assert client.produce(topic, b"a") == 0
-        assert client.add_offsets("g") == 0
-        assert client.commit_offset("g", topic, 7) == 0
-        producer = client.producer
+    topics = {name: new_topic(address) for name in ("committed", "aborted", "slow")}
+    producers: dict[str, tuple[int, int]] = {}
+    for name, topic in topics.items():
+        with TransactionClient(address, name) as client:
+            assert client.init() == 0
+            assert client.add(topic) == [0]
+            assert client.produce(topic, b"a") == 0
+            assert client.add_offsets(name) == 0
+            assert client.commit_offset(name, topic, 7) == 0
+            producers[name] = client.producer
     broker.kill()
-    decide(broker.data_dir, "decided", lambda current: end(current, *producer, commits, int(time.time() * 1000)))
+    for name in topics:
+        decide(broker.data_dir, name, changed)
     broker.start()
-    with TransactionClient(address, "decided") as client:
-        deadline = time.monotonic() + 30
-        while client.latest(topic, True) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert client.values(topic) == ([b"a"] if commits else [])
-        client.producer = producer
-        while (error := client.end(commits)) in (14, 51):
-            time.sleep(0.01)
-        assert error == 0
-        assert client.offset_of("g", topic, stable=True) == ((7, 0) if commits else (-1, 0))
+    assert broker.says("transaction 'slow' is aborted")
+    for name, topic in topics.items():
+        with TransactionClient(address, name) as client:
+            deadline = time.monotonic() + 30
+            while client.latest(topic, True) < 2 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert client.values(topic) == ([b"a"] if name == "committed" else [])
+            if name != "slow":
+                client.producer = producers[name]
+                while (error := client.end(name == "committed")) in (14, 51):
+                    time.sleep(0.01)
+                assert error == 0
+            assert client.offset_of(name, topic, stable=True) == ((7, 0) if name == "committed" else (-1, 0))
 
 
 def decide(data_dir: Path, name: str, change: Any) -> None:
@@ -236,25 +251,6 @@ def test_open_transaction_goes_on_after_a_kill(broker: BrokerProcess) -> None:
         assert codes == [0]
         assert client.end(True) == 0
         assert client.values(topic) == [b"a"]
-
-
-@pytest.mark.slow
-def test_time_out_passes_while_the_broker_is_down(broker: BrokerProcess) -> None:
-    address = address_of(broker)
-    topic = new_topic(address)
-    with TransactionClient(address, "slow") as client:
-        assert client.init(timeout_ms=1000) == 0
-        assert client.add(topic) == [0]
-        assert client.produce(topic, b"a") == 0
-    broker.kill()
-    time.sleep(1)  # the time-out of the transaction
-    broker.start()
-    assert broker.says("transaction 'slow' is aborted")
-    with TransactionClient(address, "slow") as client:
-        deadline = time.monotonic() + 30
-        while client.latest(topic, True) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert client.values(topic) == []
 
 
 @pytest.mark.slow

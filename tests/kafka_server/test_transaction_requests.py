@@ -6,9 +6,11 @@ import itertools
 import random
 import struct
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pika
 import pytest
@@ -23,6 +25,8 @@ from kafka.protocol.producer import EndTxnRequest, TxnOffsetCommitRequest
 from kafka_socket import KafkaSocket, build
 from transaction_client import TransactionClient, new_topic
 
+from amqpd.kafka_server import transaction_admin
+from amqpd.kafka_server.partition_admin import OpenedPartition
 from amqpd.testing import BrokerProcess
 
 
@@ -420,6 +424,27 @@ def test_administrators_see_transactions_and_producers(client: TransactionClient
     assert (producers().producer_id, producers().producer_epoch, producers().last_sequence) == (*client.producer, 0)
     assert client.end(True) == 0
     assert producers().current_txn_start_offset == -1
+
+
+def test_producers_are_described_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer has up to 20,000 of them, at some 2 us each."""
+    call = MagicMock()
+    call.request.topics = [SimpleNamespace(name="a", partition_indexes=[0, 1])]
+
+    def open_all(
+        _: object, found: list[tuple[str, list[OpenedPartition]]], __: object, done: Callable[[], None]
+    ) -> None:
+        for each in found[0][1]:
+            each.store = MagicMock()
+            each.store.producers().all.return_value = [MagicMock() for _ in range(100)]
+        done()
+
+    monkeypatch.setattr(transaction_admin, "open_all", open_all)
+    transaction_admin._describe_producers(call)
+    ((_, steps),) = (each.args for each in call.connection.server.pace.run.call_args_list)
+    assert sum(1 for _ in steps) >= 200
+    ((answer,),) = (each.args for each in call.reply.call_args_list)
+    assert [len(each["active_producers"]) for each in answer["topics"][0]["partitions"]] == [100, 100]
 
 
 def test_random_bytes_close_the_connection_and_nothing_else(kafka_broker: BrokerProcess, kafka_address: str) -> None:
