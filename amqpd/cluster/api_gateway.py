@@ -32,6 +32,7 @@ import heapq
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
@@ -160,10 +161,7 @@ def merge_difference(into: Document, other: Document, node: str) -> None:
 
 
 def with_body(call: ApiRequest, document: Document) -> ApiRequest:
-    other = call.for_part()
-    other.part = False
-    other.body = document
-    return other
+    return replace(call, part=False, body=document)
 
 
 log = logging.getLogger(__name__)
@@ -399,12 +397,12 @@ class ApiGateway(ClusterApi):
                 missing.append(_log_missing(node, answer))
         if route.path == "api/nodes" and missing:
             gone = [{"name": name, "type": "disc", "running": False} for name in missing]
-            part = await listing(call.for_part(), gone, lambda node: node, lambda node: str(node["name"]))
+            part = await listing(replace(call, part=True), gone, lambda node: node, lambda node: str(node["name"]))
             parts["~"] = await _read_part([_body_of(part)], slices)
         return await _merged(call, [parts[name] for name in sorted(parts)], missing, (page, size), slices)
 
     async def _own(self, route: ApiRoute, call: ApiRequest) -> list[bytes]:
-        mine = call.for_part()
+        mine = replace(call, part=True)
         found = await route.handler(mine)
         body = found.body or b""
         return body if isinstance(body, list) else [body]

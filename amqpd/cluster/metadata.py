@@ -1,6 +1,6 @@
 """Metadata store of a cluster node: the broker's changes go to Kafka instead of a database.
 
-A broker submits changes as to a database (`storage/metadata/interface.py`). Each change goes to a slot:
+A broker submits changes as to a database (`storage/metadata/store.py`). Each change goes to a slot:
 
     cluster-wide    vhosts, users, permissions, topic permissions, global parameters, user limits: slot 0, written by
                     its owner. Another node sends them to that owner, one submission at a time
@@ -157,9 +157,6 @@ class ClusterMetadata:
             seed: not called; the first owner of slot 0 writes a new cluster's rows.
         """
         return self.state.metadata_state(self.node)
-
-    def warm(self) -> None:
-        """Do nothing: there is nothing to prepare."""
 
     def submit(self, changes: Sequence[Change], done: Done) -> None:
         """Write changes to their slots; see the module. Raises MetadataClosed: after `close`."""

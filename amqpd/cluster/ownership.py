@@ -553,7 +553,7 @@ class LeaseMonitor:
 
 
 def suspend_delivery(owned: OwnedSlot) -> None:
-    """Suspend or resume delivery of the slot's durable queues as `owned.halted` says, those of new queues too."""
+    """Suspend or resume delivery of the slot's durable queues as `owned.is_suspended` says, those of new queues too."""
     for vhost in owned.vhosts.values():
         for queue in vhost.queues.values():
             store = queue.store

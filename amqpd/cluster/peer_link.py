@@ -43,7 +43,6 @@ import hashlib
 import hmac
 import json
 import logging
-import os
 import secrets
 import socket
 import ssl
@@ -58,6 +57,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from amqpd.listeners import Listener, bound_sockets
 from amqpd.protocol.field_table import CodecError, decode_table, encode_table
+from amqpd.storage.filesystem import FileSystem
 
 if TYPE_CHECKING:
     from amqpd.cluster.view import NodeState
@@ -89,7 +89,7 @@ def identity(data_dir: Path) -> NodeCertificate:
     """
     path = data_dir / NAME
     if not path.exists():
-        _write(path, _make_certificate())
+        FileSystem().replace_file(str(path), _make_certificate(), sync=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0  # no session is resumed
@@ -144,18 +144,6 @@ def _make_certificate() -> bytes:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return private + made.public_bytes(serialization.Encoding.PEM)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write the file atomically."""
-    aside = path.with_name(path.name + ".new")
-    aside.unlink(missing_ok=True)
-    number = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(number, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(number)
-    aside.rename(path)
 
 
 log = logging.getLogger(__name__)

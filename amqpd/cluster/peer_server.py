@@ -207,8 +207,6 @@ class ForwardedWriter:
             frames.send({"offset": offset})
 
 
-logger = logging.getLogger(__name__)
-
 ASK_S: Final = 1.0
 ANSWER_S: Final = 2.0
 ROUNDS: Final = 2
@@ -263,7 +261,7 @@ class PeerStatusMonitor:
             try:
                 await self.poll()
             except Exception:
-                logger.exception("other nodes were not asked: a bug in amqpd, please report it")
+                log.exception("other nodes were not asked: a bug in amqpd, please report it")
 
     async def poll(self) -> None:
         """Ask all other nodes if Kafka does not answer. Cost: a TLS handshake per node."""
@@ -277,7 +275,7 @@ class PeerStatusMonitor:
         why = CUT_OFF if self._unanswered >= ROUNDS else ""
         if why != self.cut_off:
             self.cut_off = why
-            logger.warning("clients are refused: %s", why) if why else logger.warning("clients are accepted again")
+            log.warning("clients are refused: %s", why) if why else log.warning("clients are accepted again")
             self._on_cut_off(why)
 
     async def _ask(self, node: NodeState) -> bool:
@@ -288,7 +286,7 @@ class PeerStatusMonitor:
         except (PeerUnreachable, PeerRefused, TimeoutError) as error:
             if node.name not in self._silent:
                 self._silent.add(node.name)
-                logger.info("node %s did not report its slots: %s", node.name, str(error) or "no answer")
+                log.info("node %s did not report its slots: %s", node.name, str(error) or "no answer")
             return False
         if message is None:
             return False
@@ -296,7 +294,7 @@ class PeerStatusMonitor:
         try:
             found = {int(slot): Owner.from_note(note) for slot, note in json.loads(message)["slots"].items()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, NewerFormat) as error:
-            logger.error("node %s sent an invalid answer: %r", node.name, error)
+            log.error("node %s sent an invalid answer: %r", node.name, error)
             return False
         for slot, owner in found.items():
             if (owner.node, owner.fingerprint) == (node.name, node.fingerprint) and 0 <= slot < self._state.slots:
@@ -334,9 +332,6 @@ class PeerStatusMonitor:
         accept_peer(transport, frames)
         said: dict[str, Any] = {str(slot): owner._asdict() for slot, owner in self.served_slots().items()}
         frames.send({"slots": said})
-
-
-Serve: TypeAlias = "Callable[[Preamble, asyncio.Transport], Awaitable[None]]"
 
 
 class PeerServer(FrontEnd):
@@ -379,7 +374,7 @@ class PeerServer(FrontEnd):
         self.relays = ConnectionProxy(broker, view, self.connector)
         self.relayed = ProxiedClients(broker, amqp, view)
         self.identity: NodeCertificate | None = None
-        self._kinds: dict[str, Serve] = {
+        self._kinds: dict[str, Callable[[Preamble, asyncio.Transport], Awaitable[None]]] = {
             peer_link.AMQP: self.relayed.amqp,
             peer_link.LINK: self.relayed.link,
             peer_link.HTTP: self._take_http,

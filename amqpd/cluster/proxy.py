@@ -431,7 +431,7 @@ class ConnectionProxy(VhostRouter):
     async def _link_to(self, node: NodeState) -> None:
         """Ensure a heartbeat link to the node.
 
-        Concurrent callers share one attempt. After a failure the next attempt waits for LOOK_S.
+        Concurrent callers share one attempt. After a failure the next attempt waits for POLL_S.
 
         Raises: PeerUnreachable, PeerRefused: there is no link.
         """

@@ -1,14 +1,14 @@
 """Log of a queue in a partition of Apache Kafka, with a cache of the live messages on the local disk.
 
 The cache is a `LocalLog` that is never synced; the next start deletes it. At the end of a loop turn, the log closes
-its batches in Kafka's format and enters itself in `SlotLogs.written`; the keeper sends them.
-Kafka's answers move the high watermark (`moved`). Consumers of a work queue also get messages above it; readers of
-a stream do not.
+its batches in Kafka's format and enters itself in the list `written` of its keeper, a `SlotLogs`, which sends them.
+Kafka's answers move the high watermark (`set_high_watermark`). Consumers of a work queue also get messages above it;
+readers of a stream do not.
 
 Offsets are those of the partition. The partition also contains records that are no messages: the barrier of a new
 owner, and hourly records so that Kafka does not forget the owner. These offsets are gaps here and count as acked.
 
-Acked, delivered and returned offsets are collected in `settlements`. The keeper writes them to Kafka up to 50 ms
+Acked, delivered and returned offsets are collected in `ack_writer`. The keeper writes them to Kafka up to 50 ms
 later, and the next owner reads them back: it calls `open`, then `fill` with the partition's batches, then `filled`.
 The log is not ready before.
 
@@ -433,29 +433,29 @@ class ReplicatedLog(LocalLog):
             "refused": self.refused or None,
         }
 
-    # -- settlements
+    # -- acks
 
     def _on_ack_entry(self, kind: i64, a: i64, b: i64, c: i64) -> None:
         self.ack_writer.note(kind, a, b, c)
         self._list_changed()
 
     def _list_changed(self) -> None:
-        settlements = self.ack_writer
+        writer = self.ack_writer
         keeper = self.keeper
-        if not settlements.waiting and keeper is not None:
-            settlements.waiting = True
+        if not writer.waiting and keeper is not None:
+            writer.waiting = True
             keeper.changed.append(self)
             if len(keeper.changed) == 1:
                 keeper.schedule_ack_pass()
 
     def take_ack_records(self) -> list[KeyedRecord]:
         """Return the records of offsets that were acked, delivered or returned since the last call."""
-        settlements = self.ack_writer
-        settlements.waiting = False
+        writer = self.ack_writer
+        writer.waiting = False
         log = self.log
         if not self.ready or self.deleted:
             return []  # its start is not known yet
-        return settlements.take_records(log.start_offset(), log.watermark.offset, self.record_count, self.size_bytes)
+        return writer.take_records(log.start_offset(), log.watermark.offset, self.record_count, self.size_bytes)
 
     def when_acks_safe(self, done: Callable[[bool], None]) -> None:
         keeper = self.keeper

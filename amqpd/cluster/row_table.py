@@ -35,7 +35,7 @@ from amqpd.cluster.row_codec import (
     key_of,
     note_key,
 )
-from amqpd.kafka.keyed_records import record_size
+from amqpd.kafka.keyed_records import KeyedRecord
 from amqpd.storage.metadata.rows import (
     BindingRow,
     Delete,
@@ -75,8 +75,8 @@ class Submission(NamedTuple):
         size: bytes of all records.
     """
 
-    requested: list[tuple[bytes, bytes | None]]
-    dependent: list[tuple[bytes, bytes | None]]
+    requested: list[KeyedRecord]
+    dependent: list[KeyedRecord]
     deleted_positions: list[PutAnnotation]
     size: int
 
@@ -231,17 +231,17 @@ class RowTable:
             for change in changes:
                 self._change(change, changed, undo)
                 yield
-            asked: list[tuple[bytes, bytes | None]] = []
-            along: list[tuple[bytes, bytes | None]] = []
+            asked: list[KeyedRecord] = []
+            along: list[KeyedRecord] = []
             size = along_size = 0
             for key, was_asked in changed.items():
-                value = self._value(key)
-                if was_asked or value is not None:
-                    asked.append((key, value))
-                    size += record_size(key, value)
+                record = KeyedRecord(key, self._value(key))
+                if was_asked or record.value is not None:
+                    asked.append(record)
+                    size += record.size()
                 else:
-                    along.append((key, value))
-                    along_size += record_size(key, value)
+                    along.append(record)
+                    along_size += record.size()
                 yield
             if 0 < size_max < size:
                 raise ValueError(

@@ -3,13 +3,13 @@
 The owner of a slot has one `SlotLogs` over the slot's `KafkaProducer`. The producer has already taken over the
 partitions of the slot's queues, the free partitions and partition n of `settled`. Calls in this order:
 
-    take_back(batches)      read `settled` n up to its barrier: the acks of earlier owners
-    begin(log, place)       assign a queue's log to its partition. The log is ready at once if no live message must be
+    read_acks(batches)      read `settled` n up to its barrier: the acks of earlier owners
+    assign(log, place)      assign a queue's log to its partition. The log is ready at once if no live message must be
                             read; otherwise its first use reads it from Kafka (`QueueLog.open_soon`)
-    read_all()              also read the unused logs, one after the other
     drop_orphans(placed)    delete the acks of logs without a position
+    read_all()              also read the unused logs, one after the other
     renew(held)             use a later epoch of the same producer id
-    keep_alive()            hourly: a record to each partition, so that Kafka does not forget the writer
+    keep_alive(key)         hourly: a record to each partition, so that Kafka does not forget the writer
     give_up()               store everything, then tell the next owner that everything is stored
     close()
 
@@ -328,6 +328,11 @@ class AckWaits:
         self._asking: list[AckWaiter] = []
         self.covered: list[AckWaiter] = []
         self._sent: deque[tuple[int, Callable[[bool], None]]] = deque()
+
+    @property
+    def wants_pass(self) -> bool:
+        """Return whether a caller waits that the present pass does not cover."""
+        return bool(self._asking)
 
     def add(self, log: ReplicatedLog, done: Callable[[bool], None]) -> None:
         self._asking.append(AckWaiter(log, done))
@@ -662,7 +667,7 @@ class SlotLogs:
             self._waits.on_stored(int(self.settled.high_watermark))
         if self._pass_logs and self._pass_timer is None:
             self._pass_timer = self._loop.call_soon(self._run_pass)
-        elif self.changed:
+        elif self.changed or self._waits.wants_pass:
             self._schedule_pass(TELL_PAUSE_S)
 
     def when_settled(self, log: ReplicatedLog, done: Callable[[bool], None]) -> None:
@@ -688,9 +693,9 @@ class SlotLogs:
 
         The next owner would otherwise believe the delivery mark in Kafka, because this owner gives up cleanly.
         """
-        settlements = log.ack_writer
-        settlements.note(DELIVERED, int(log.seen_end) - 1, 0, 0)
-        return settlements.take_records(settlements.head, int(log.end_offset), 0, 0)
+        writer = log.ack_writer
+        writer.note(DELIVERED, int(log.seen_end) - 1, 0, 0)
+        return writer.take_records(writer.head, int(log.end_offset), 0, 0)
 
     def _write_records(self) -> None:
         if not self._records:
@@ -703,7 +708,7 @@ class SlotLogs:
         size = 0
         for record in records:
             part.append(record)
-            size += int(record.size())
+            size += record.size()
             if size >= _BATCH_SIZE_MAX or len(part) >= _BATCH_COUNT_MAX:
                 self.write(self.settled, part)
                 part = []

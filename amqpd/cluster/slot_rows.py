@@ -19,7 +19,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from amqpd.cluster.placement import QueuePlacement
 from amqpd.cluster.row_codec import SlotChange, key_of
@@ -40,26 +40,22 @@ GROUP_MAX: Final = 1000
 """Maximum number of submissions that share a batch."""
 
 
-class _PendingSubmission:
-    """Changes that wait for their answer.
+class _PendingSubmission(NamedTuple):
+    """Changes that wait to be applied."""
 
-    Attributes:
-        submission: the applied changes.
-        requested, dependent: the records of `submission`.
-    """
+    changes: Sequence[SlotChange]
+    done: Done
 
-    __slots__ = ("changes", "dependent", "done", "requested", "submission")
 
-    def __init__(self, changes: Sequence[SlotChange], done: Done) -> None:
-        self.changes = changes
-        self.done = done
-        self.submission: Submission | None = None
-        self.requested: list[KeyedRecord] = []
-        self.dependent: list[KeyedRecord] = []
+class _AppliedSubmission(NamedTuple):
+    """Applied changes that wait for their answer."""
+
+    submission: Submission
+    done: Done
 
 
 class RowWriter:
-    """Writer of the rows of one slot. Loop thread only. Call `moved` when Kafka stored more of the partition.
+    """Writer of the rows of one slot. Loop thread only. Call `on_stored` when Kafka stored more of the partition.
 
     Args:
         table: the rows that `meta` has.
@@ -92,9 +88,9 @@ class RowWriter:
         # the submission that is being applied, in slices
         self._steps: Generator[None, None, Submission] | None = None
         # submissions that were applied but not written; then those that were written, with the offset behind them
-        self._group: list[_PendingSubmission] = []
+        self._group: list[_AppliedSubmission] = []
         self._group_bytes = 0
-        self._written: deque[tuple[int, list[_PendingSubmission]]] = deque()
+        self._written: deque[tuple[int, list[_AppliedSubmission]]] = deque()
         self._is_pumping = False
         self._is_scheduled = False
         self._placing: asyncio.Task[None] | None = None
@@ -149,8 +145,10 @@ class RowWriter:
         """Answer the submissions that Kafka has stored, and continue with the waiting ones."""
         high_watermark = self.partition.high_watermark
         while self._written and self._written[0][0] <= high_watermark:
-            for each in self._written.popleft()[1]:
-                self._stored(each)
+            for submission, done in self._written.popleft()[1]:
+                if self.placement is not None:
+                    self.placement.on_stored(submission)
+                answer(done, None)
         self._run()
 
     def fail(self, text: str) -> None:
@@ -167,14 +165,15 @@ class RowWriter:
             self._steps = None
         if self._placing is not None:
             self._placing.cancel()
-        waiting = [each for _, group in self._written for each in group] + self._group
-        waiting += (*self._unplaced, *self._queue)
+        waiting = [each.done for _, group in self._written for each in group]
+        waiting += [each.done for each in self._group]
+        waiting += [each.done for each in (*self._unplaced, *self._queue)]
         self._written.clear()
         self._unplaced.clear()
         self._queue.clear()
         self._group = []
-        for each in waiting:
-            self._loop.call_soon(answer, each.done, WriteFailed(text))
+        for done in waiting:
+            self._loop.call_soon(answer, done, WriteFailed(text))
 
     # -- from the queue to Kafka
 
@@ -229,20 +228,13 @@ class RowWriter:
                 self.placement.delete_unused_topics(waiting.changes)
             answer(waiting.done, error)
             return
-        self._steps = self._applying(waiting, changes)
+        self._steps = self._applying(changes)
 
-    def _applying(
-        self, waiting: _PendingSubmission, changes: Sequence[SlotChange]
-    ) -> Generator[None, None, Submission]:
-        """Apply the changes with positions for new queues; make the records."""
+    def _applying(self, changes: Sequence[SlotChange]) -> Generator[None, None, Submission]:
+        """Apply the changes with positions for new queues."""
         if self.placement is not None:
             changes = yield from self.placement.assign_positions(changes)
-        made = yield from self.table.apply_in_steps(changes, self._bytes_max)
-        for records, found in ((waiting.requested, made.requested), (waiting.dependent, made.dependent)):
-            for record in found:
-                records.append(KeyedRecord(*record))
-                yield
-        return made
+        return (yield from self.table.apply_in_steps(changes, self._bytes_max))
 
     async def _make_room(self) -> None:
         """Create partitions for the waiting queues. After a failure the first of them is refused."""
@@ -278,10 +270,9 @@ class RowWriter:
             self._steps = None
             self._queue.popleft()
             made: Submission = end.value
-            waiting.submission = made
             if self._group and self._group_bytes + made.size > self._bytes_max:
                 self._write()
-            self._group.append(waiting)
+            self._group.append(_AppliedSubmission(made, waiting.done))
             self._group_bytes += made.size
             if self._group_bytes > self._bytes_max:
                 self._write()  # in several batches; the last contains no later submission
@@ -298,13 +289,13 @@ class RowWriter:
     def _write(self) -> None:
         """Send the applied submissions to Kafka. Cost: 0.5 us per record."""
         group, self._group, self._group_bytes = self._group, [], 0
-        part, along = _merge_records(group)
-        size = sum(int(record.size()) for record in part)
+        part, along = _merge_records([submission for submission, _ in group])
+        size = sum(record.size() for record in part)
         for record in along:
-            size += int(record.size())
+            size += record.size()
             if size > self._bytes_max and part:
                 self._writer.write(self.partition, part)
-                part, size = [], int(record.size())
+                part, size = [], record.size()
             part.append(record)
         if part:
             self._writer.write(self.partition, part)
@@ -312,12 +303,6 @@ class RowWriter:
         self._writer.producer.flush()
         if not part:  # answer submissions without records after the earlier ones
             self.on_stored()
-
-    def _stored(self, waiting: _PendingSubmission) -> None:
-        assert waiting.submission is not None
-        if self.placement is not None:
-            self.placement.on_stored(waiting.submission)
-        answer(waiting.done, None)
 
 
 def answer(done: Done, error: BaseException | None) -> None:
@@ -328,7 +313,7 @@ def answer(done: Done, error: BaseException | None) -> None:
         logger.exception("metadata: a callback failed")
 
 
-def _merge_records(group: list[_PendingSubmission]) -> tuple[list[KeyedRecord], list[KeyedRecord]]:
+def _merge_records(group: list[Submission]) -> tuple[list[KeyedRecord], list[KeyedRecord]]:
     """Return the requested records and the tombstones of dependent rows. Of each key only the last record is left."""
     if len(group) == 1:
         return group[0].requested, group[0].dependent

@@ -257,7 +257,6 @@ async def test_metadata_behaves_like_a_database(nodes: tuple[Node, Node], tmp_pa
     a.metadata.copy(tmp_path / "copy", results.append)
     await until(lambda: len(results) == 4)
     assert isinstance(results[-1], MetadataError)
-    a.metadata.warm()
     waiting: list[BaseException | None] = []
     a.metadata.submit([exchange], waiting.append)
     b.metadata.submit([Put(USER)], waiting.append)

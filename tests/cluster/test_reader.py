@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from fake_kafka import FETCH, METADATA, FakeKafka
@@ -20,11 +21,19 @@ from librt.strings import BytesWriter
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.connection import KafkaDisconnected
 from amqpd.kafka.consumer import FollowedPartition, KafkaReader, TopicFollower
-from amqpd.kafka.keyed_records import KeyedRecord, StoredRecord, keyed_batch, keyed_records
+from amqpd.kafka.keyed_records import KeyedRecord, keyed_batch, keyed_records
 from amqpd.kafka.partition import UNKNOWN
 from amqpd.kafka.producer import KafkaProducer, KafkaRefused, take_over
 from amqpd.kafka.requests import EARLIEST
 from amqpd.storage.log.batch import BatchHeader, close_batch
+
+
+class StoredRecord(NamedTuple):
+    """A record of a partition."""
+
+    offset: int
+    key: bytes
+    value: bytes | None
 
 
 def encoded_batch(*records: tuple[bytes, bytes | None], sequence: int = 0) -> bytes:
@@ -44,7 +53,12 @@ def compacted_batch(offsets: int) -> bytes:
 
 
 def keyed(batches: list[bytes]) -> list[StoredRecord]:
-    return [record for batch in batches for part in keyed_records(batch) for record in part]
+    """Return the records with their offsets. No offset is missing within a batch."""
+    return [
+        StoredRecord(int(BatchHeader(batch, 0).base_offset) + index, *record)
+        for batch in batches
+        for index, record in enumerate(record for part in keyed_records(batch) for record in part)
+    ]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -11,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
-from sqlalchemy.exc import SQLAlchemyError
 
 from amqpd.cluster.row_codec import (
     Foreign,
@@ -48,8 +48,8 @@ from amqpd.storage.metadata.rows import (
     UserRow,
     VhostRow,
 )
-from amqpd.storage.metadata.schema import TABLES
-from amqpd.storage.metadata.sql import SqlAlchemyTables
+from amqpd.storage.metadata.schema import TABLE_OF, TABLES, parent_key
+from amqpd.storage.metadata.sqlite import SqliteTables
 from amqpd.storage.metadata.store import MetadataState, WriteFailed, state_of
 
 ODD = "a'\"`;--\x00%s{}é☃\U0001f407"
@@ -132,17 +132,28 @@ def replayed(records: dict[bytes, bytes | None], tables: frozenset[str] = ALL_TA
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlAlchemyTables]:
-    tables = SqlAlchemyTables(tmp_path_factory.mktemp("rows") / "metadata.sqlite")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteTables]:
+    tables = SqliteTables(tmp_path_factory.mktemp("rows") / "metadata.sqlite")
     tables.create({"instance_id": "i", "schema_version": "4"}, [])
     with closing(tables):
         yield tables
 
 
+def has_late_parent(submission: list[Change]) -> bool:
+    """Return whether a row precedes a row that it depends on: a database puts parents first, a table refuses it."""
+    puts = [change.row for change in submission if isinstance(change, Put)]
+    return any(
+        parent == TABLE_OF[type(later)].name and getattr(row, column) == getattr(later, parent_key(parent))
+        for number, row in enumerate(puts)
+        for column, parent in TABLE_OF[type(row)].parents
+        for later in puts[number + 1 :]
+    )
+
+
 @pytest.mark.slow
-@given(st.lists(st.lists(changes, min_size=1, max_size=4), max_size=12))
+@given(st.lists(st.lists(changes, min_size=1, max_size=4).filter(lambda each: not has_late_parent(each)), max_size=12))
 @settings(max_examples=examples(150), deadline=None)
-def test_table_equals_the_database(store: SqlAlchemyTables, submissions: list[list[Change]]) -> None:
+def test_table_equals_the_database(store: SqliteTables, submissions: list[list[Change]]) -> None:
     """Both refuse the same submissions, and a table read back from the records is equal too."""
     store.write([Delete(row) for kind in TABLES for row in store.rows()[kind.row]])
     table = RowTable(ALL_TABLES)
@@ -150,7 +161,7 @@ def test_table_equals_the_database(store: SqlAlchemyTables, submissions: list[li
     for submission in [list(FIRST), *submissions]:
         try:
             store.write(submission)
-        except SQLAlchemyError:
+        except sqlite3.Error:
             with pytest.raises(WriteFailed):
                 table.apply(submission)
         else:
