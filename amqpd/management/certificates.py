@@ -14,7 +14,7 @@ from amqpd.management.request import ApiRequest, ApiResponse, ResourceNotFound, 
 from amqpd.management.router import ApiRoute
 
 if TYPE_CHECKING:
-    from amqpd.config import HttpTlsSettings, TlsSettings
+    from amqpd.config.schema import TlsSettings
     from amqpd.listeners import Listener
 
 PROTOCOLS: Final = {"amqps": "amqp/ssl", "prometheus": "http/prometheus"}
@@ -48,14 +48,20 @@ def certificate_item(path: Path) -> dict[str, Any]:
     }
 
 
-def tls_listeners(call: ApiRequest) -> list[tuple[Listener, TlsSettings | HttpTlsSettings]]:
-    """Return the TLS listeners with their current settings, those of the last reload included."""
+def tls_listeners(call: ApiRequest) -> list[tuple[Listener, TlsSettings]]:
+    """Return the TLS listeners with their current settings: a reload changes only certificate and key."""
     first, last = call.broker.settings, call.server.current_settings
-    sections: dict[str, TlsSettings | HttpTlsSettings] = {
-        "amqps": replace(first.amqp.tls, certificate=last.amqp.tls.certificate, key=last.amqp.tls.key),
-        "https": replace(first.http.tls, certificate=last.http.tls.certificate, key=last.http.tls.key),
+    sections: dict[str, tuple[TlsSettings, TlsSettings]] = {
+        "amqps": (first.amqp.tls, last.amqp.tls),
+        "https": (first.http.tls, last.http.tls),
+        "kafkas": (first.kafka.tls, last.kafka.tls),
     }
-    return [(one, sections[one.protocol]) for one in call.server.listeners if one.protocol in sections]
+    found: list[tuple[Listener, TlsSettings]] = []
+    for listener in call.server.listeners:
+        if listener.protocol in sections:
+            tls, newest = sections[listener.protocol]
+            found.append((listener, replace(tls, certificate=newest.certificate, key=newest.key)))
+    return found
 
 
 def listeners_certificates(call: ApiRequest) -> list[dict[str, Any]]:

@@ -523,7 +523,7 @@ class AggregateCollector:
             self.channel_counts[index] += count
         if channel.confirms is not None:
             self.received_confirm += channel.confirms.sequence
-        if channel.published_count > 0:
+        if channel.publisher.published_count > 0:
             self.publishers += 1
         for name, value in zip(prometheus.CHANNEL, channel_gauges(channel), strict=True):
             self.gauges[name] += value

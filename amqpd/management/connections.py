@@ -8,6 +8,8 @@ The `pid` of a connection is a short name, unique until the broker stops. `amqpc
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -263,13 +265,6 @@ def all_connections(call: ApiRequest) -> list[AnyConnection]:
     return [*call.server.connections, *_others(call)]
 
 
-def is_open(call: ApiRequest, connection: AnyConnection) -> bool:
-    """Return whether a connection that was found earlier is still open."""
-    if isinstance(connection, Connection):
-        return call.server.connections.by_name.get(connection.name) is connection
-    return not connection.closed
-
-
 def _others(call: ApiRequest) -> list[ListedConnection]:
     return [each for clients in call.broker.clients for each in clients.listed_connections()]
 
@@ -301,11 +296,37 @@ def _find(call: ApiRequest, role: Role = Role.MONITORING) -> AnyConnection:
 
 def force_close(call: ApiRequest, connection: AnyConnection, why: str) -> None:
     """Close the connection, because an operator asked for it, and record that in the audit log."""
-    audit_forced_close(call, connection, why)
+    about = {
+        "vhost": connection.session.vhost.name,
+        "name": connection.name,
+        "user": connection.session.user.name,
+        "why": why,
+    }
+    call.broker.catalogue.events.record("connection.force_closed", about)
     if isinstance(connection, Connection):
         connection.control.force(why)
     else:
         connection.force(why)
+    call.broker.turn.schedule()
+
+
+async def force_close_all(call: ApiRequest, found: Sequence[AnyConnection], why: str, delay_s: float = 0.0) -> int:
+    """Close those of the connections that are still open, and return their number. delay_s: pause after each."""
+    closed = 0
+    slices = TimeSlice()
+    for connection in found:
+        if isinstance(connection, Connection):
+            is_open = call.server.connections.by_name.get(connection.name) is connection
+        else:
+            is_open = not connection.closed
+        if is_open:
+            force_close(call, connection, why)
+            closed += 1
+        if delay_s:
+            await asyncio.sleep(delay_s)
+        else:
+            await slices.yield_if_due()
+    return closed
 
 
 async def _list_channels(call: ApiRequest, found: list[Connection]) -> ApiResponse:
@@ -326,23 +347,10 @@ async def get_connection(call: ApiRequest) -> ApiResponse:
     return object_reply(call, _item(call, _find(call)))
 
 
-def audit_forced_close(call: ApiRequest, connection: AnyConnection, why: str) -> None:
-    """Record in the audit log that a connection is closed."""
-    about = {
-        "vhost": connection.session.vhost.name,
-        "name": connection.name,
-        "user": connection.session.user.name,
-        "why": why,
-    }
-    call.broker.catalogue.events.record("connection.force_closed", about)
-
-
 async def delete_connection(call: ApiRequest) -> ApiResponse:
     """Close the connection. rabbit: its own user and an administrator may; the tag monitoring is not enough."""
     connection = _find(call, Role.ADMINISTRATOR)
-    why = close_reason(call.headers.get("X-Reason", ""))
-    force_close(call, connection, why)
-    call.broker.turn.schedule()
+    force_close(call, connection, close_reason(call.headers.get("X-Reason", "")))
     return NO_CONTENT
 
 
@@ -369,12 +377,7 @@ async def delete_user_connections(call: ApiRequest) -> ApiResponse:
 
     A user who is not an administrator can only close their own connections.
     """
-    why = close_reason(call.headers.get("X-Reason", ""))
-    slices = TimeSlice()
-    for connection in _connections_of_user(call):
-        force_close(call, connection, why)
-        await slices.yield_if_due()
-    call.broker.turn.schedule()
+    await force_close_all(call, _connections_of_user(call), close_reason(call.headers.get("X-Reason", "")))
     return NO_CONTENT
 
 

@@ -27,7 +27,7 @@ from amqpd.management.request import ApiError
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.config import DefaultSettings, DefinitionsSettings
+    from amqpd.config.schema import DefaultSettings, DefinitionsSettings
 
 SUFFIX: Final = ".json"
 PIECE_BYTES: Final = 256 * 1024

@@ -43,7 +43,7 @@ from amqpd.config import rows, value_of
 from amqpd.config.help import MASK, masked, shown
 from amqpd.logging_config import LogOutput
 from amqpd.management.listing import amqp_to_json
-from amqpd.management.overview import clock_state, count_objects, failed_logs, listeners
+from amqpd.management.overview import THREADS_MAX, clock_state, count_objects, failed_logs, listeners, memory_by_use
 from amqpd.management.request import (
     NO_CONTENT,
     ApiError,
@@ -56,7 +56,6 @@ from amqpd.management.request import (
     reply,
 )
 from amqpd.management.router import ApiRoute
-from amqpd.management.stats import read_proc_numbers
 from amqpd.management.time_slice import TimeSlice
 from amqpd.process import disk_free_bytes, process
 from amqpd.tls import choose_ciphers
@@ -64,14 +63,13 @@ from amqpd.tls import choose_ciphers
 if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
     from amqpd.broker.vhost.recovery import RecoveryReport
-    from amqpd.config import LimitSettings
+    from amqpd.config.schema import LimitSettings
     from amqpd.process import ProcessStats
 
 
 FAMILIES: Final = {"ipv4": socket.AF_INET, "ipv6": socket.AF_INET6, "any": socket.AF_UNSPEC}
 RESOLVE_S: Final = 10.0
 _SIOCGIFADDR: Final = 0x8915
-_STATUS: Final = Path("/proc/self/status")
 _SECRET: Final = re.compile(r"PASS|SECRET|COOKIE|TOKEN|__URL$", re.IGNORECASE)
 _IN_URI: Final = re.compile(r"(://[^:/@\s]*:)[^/@\s]*@")
 
@@ -206,18 +204,6 @@ async def memory(call: ApiRequest) -> ApiResponse:
     """Return the resident memory, by use."""
     found = memory_by_use(call)
     return reply({**found, "total": {"rss": sum(found.values())}, "strategy": "rss"})
-
-
-def memory_by_use(call: ApiRequest) -> dict[str, int]:
-    """Return resident bytes: program files, message bodies being received, and everything else.
-
-    rabbit: its names of the categories that exist here.
-    """
-    sizes = read_proc_numbers(_STATUS)
-    code = sizes.get("RssFile", 0)
-    total = code + sizes.get("RssAnon", 0) + sizes.get("RssShmem", 0)
-    readers = min(call.broker.unfinished_bodies.kept_bytes, total - code)
-    return {"connection_readers": readers, "code": code, "other_proc": total - code - readers}
 
 
 COUNT_MAX: Final = 10_000
@@ -386,7 +372,6 @@ _CATEGORIES: Final = (
     "reserved_unallocated", "stream_queue_coordinator_procs", "stream_queue_procs", "stream_queue_replica_reader_procs",
 )  # fmt: skip
 """RabbitMQ's categories of memory. Those that do not exist here are 0."""
-_PID_MAX: Final = Path("/proc/sys/kernel/threads-max")
 
 
 def version_item(call: ApiRequest) -> dict[str, Any]:
@@ -474,7 +459,7 @@ def _rabbitmq_status(call: ApiRequest, stats: ProcessStats) -> dict[str, Any]:
         "crypto_lib_version": ssl.OPENSSL_VERSION,
         "uptime": int(broker.uptime_s()),
         "is_under_maintenance": call.server.is_drained,
-        "processes": {"used": threading.active_count(), "limit": int(_PID_MAX.read_text("ascii"))},
+        "processes": {"used": threading.active_count(), "limit": int(THREADS_MAX.read_text("ascii"))},
         "run_queue": 0,
         "net_ticktime": 0,
         "vm_memory_calculation_strategy": "rss",

@@ -42,6 +42,8 @@ from amqpd.protocol.properties import Properties, encode_properties
 from amqpd.routing.stateful import Deduplication, RecentHistory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from amqpd.broker.vhost.exchange import Exchange
     from amqpd.broker.vhost.vhost import VHost
 
@@ -199,30 +201,43 @@ async def _offer(call: ApiRequest, publisher: Publisher, message: Message) -> No
 
     Raises: Unavailable if a queue rejects it, or a log does not store it in time.
     """
-    route, turn = publisher.route, call.broker.turn
+    route = publisher.route
     if route.tap is not None:
         publisher.trace_publish(route.tap, route, message, 1)
+    if len(route.destinations) > WIDE_COUNT:
+
+        def begin(done: Callable[[bool], None]) -> None:
+            SlicedFanout(publisher.session, route, message, True, done).step()
+
+        await wait_stored(call, begin, "a queue did not take the message, or it could not be written")
+        return
+    if not publisher.offer(route, message):
+        raise Unavailable("a queue did not take the message")
+    call.broker.turn.schedule()
+    if logs := route.logs(message):
+        await wait_stored(call, partial(when_safe, call.broker.turn, logs), "the message could not be written")
+
+
+async def wait_stored(call: ApiRequest, begin: Callable[[Callable[[bool], None]], None], failed: str) -> None:
+    """Wait until messages are stored.
+
+    Args:
+        begin: gets a function, and calls it later with True if all logs have stored the messages.
+        failed: text of the error if they have not.
+
+    Raises: Unavailable, also after COMMIT_WAIT_S.
+    """
     future: asyncio.Future[bool] = call.broker.loop.create_future()
 
     def done(safe: bool) -> None:
         if not future.done():
             future.set_result(safe)
 
-    failed = "the message could not be written"
-    if len(route.destinations) > WIDE_COUNT:
-        failed = "a queue did not take the message, or it could not be written"
-        SlicedFanout(publisher.session, route, message, True, done).step()
-    else:
-        if not publisher.offer(route, message):
-            raise Unavailable("a queue did not take the message")
-        turn.schedule()
-        if not (logs := route.logs(message)):
-            return
-        when_safe(turn, logs, done)
+    begin(done)
     try:
         safe = await asyncio.wait_for(future, COMMIT_WAIT_S)
     except TimeoutError:
-        raise Unavailable("the disk does not respond; the message may or may not be stored") from None
+        raise Unavailable("the disk does not respond; it is not known what was stored") from None
     if not safe:
         raise Unavailable(failed)
 

@@ -1,7 +1,8 @@
 """Sockets of the admin API, and the start of its HTTP server behind them.
 
 All sockets are bound before the broker prints its ready line, so a client that waits for that line can connect. The
-import of aiohttp takes about 200 ms, so it happens after that line. Meanwhile the sockets queue connections.
+HTTP server is imported, which takes about 300 ms of CPU, at the first connection or when the broker is idle. Until then
+the sockets queue connections.
 """
 
 from __future__ import annotations
@@ -38,18 +39,17 @@ class AdminFrontEnd(FrontEnd):
     - `https`, if `http.tls.port` is set
     - `prometheus`, if `metrics.port` is set
     - `unix`: the socket of amqpctl, in the data directory
-
-    Args:
-        imported: called when the modules of the HTTP server are imported.
     """
 
     stays = True
 
-    def __init__(self, broker: Broker, server: ServerControl, imported: Callable[[], None]) -> None:
+    def __init__(self, broker: Broker, server: ServerControl) -> None:
         super().__init__()
         self._broker = broker
         self._server = server
-        self._imported = imported
+        self._tcp_sockets: list[tuple[socket.socket, ssl.SSLContext | None]] = []
+        self._unix_socket: socket.socket | None = None
+        self._metrics_socket: socket.socket | None = None
         self._admin: AdminServer | None = None
         self.make_cluster_api: Callable[[], ClusterApi] | None = None
         """Creates the interface to the other nodes of the cluster. Set before `start`; None for a single node."""
@@ -57,24 +57,47 @@ class AdminFrontEnd(FrontEnd):
         self._tls: ssl.SSLContext | None = None
 
     async def start(self) -> None:
-        """Bind all sockets and start the HTTP server in the background. Raises: OSError."""
+        """Bind all sockets. A cluster node starts the HTTP server, too: the other nodes need it. Raises: OSError."""
         settings = self._broker.settings
         http = settings.http
-        tcp_sockets: list[tuple[socket.socket, ssl.SSLContext | None]] = []
         if http.port is not None:
-            tcp_sockets.append((self._bound("http", http.host, http.port), None))
+            self._tcp_sockets.append((self._bound("http", http.host, http.port), None))
         if http.tls.port is not None:
             self._tls = tls.server_context(http.tls, SECTION)
-            tcp_sockets.append((self._bound("https", http.tls.host or http.host, http.tls.port), self._tls))
+            self._tcp_sockets.append((self._bound("https", http.tls.host or http.host, http.tls.port), self._tls))
         path = settings.data_dir / NAME
-        amqpctl_socket = unix_socket(path)
+        self._unix_socket = unix_socket(path)
         self.listeners.append(Listener("unix", str(path), 0))
         metrics = settings.metrics
-        metrics_socket = None
         if metrics.port is not None:
-            metrics_socket = self._bound("prometheus", metrics.host, metrics.port)
-        self._starting = self._broker.loop.create_task(self._serve(tcp_sockets, amqpctl_socket, metrics_socket))
-        self._starting.add_done_callback(_report)
+            self._metrics_socket = self._bound("prometheus", metrics.host, metrics.port)
+        if self.make_cluster_api is not None:
+            self.start_http()
+        else:
+            for sock in self._sockets():
+                self._broker.loop.add_reader(sock.fileno(), self.start_http)
+
+    def start_http(self) -> None:
+        """Import and start the HTTP server in the background, unless that was done."""
+        if self._starting is None and self.listeners:
+            self._unwatch()
+            self._starting = self._broker.loop.create_task(self._serve())
+            self._starting.add_done_callback(self._on_started)
+
+    def _on_started(self, task: asyncio.Task[None]) -> None:
+        """If the HTTP server did not start, log why and refuse its clients. AMQP continues without it."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the admin API is not available: %s", error, exc_info=error)
+            for sock in self._sockets():
+                sock.close()
+
+    def _sockets(self) -> list[socket.socket]:
+        others = self._unix_socket, self._metrics_socket
+        return [sock for sock, _ in self._tcp_sockets] + [sock for sock in others if sock is not None]
+
+    def _unwatch(self) -> None:
+        for sock in self._sockets():
+            self._broker.loop.remove_reader(sock.fileno())
 
     def _bound(self, protocol: str, host: str, port: int) -> socket.socket:
         """Bind a socket and add its listener. Raises: OSError."""
@@ -82,19 +105,14 @@ class AdminFrontEnd(FrontEnd):
         self.listeners.append(Listener(protocol, host, sock.getsockname()[1]))
         return sock
 
-    async def _serve(
-        self,
-        tcp_sockets: list[tuple[socket.socket, ssl.SSLContext | None]],
-        amqpctl_socket: socket.socket,
-        metrics_socket: socket.socket | None,
-    ) -> None:
+    async def _serve(self) -> None:
         await asyncio.sleep(0)
         from amqpd.management.server import AdminServer
 
-        self._imported()
         whole = None if self.make_cluster_api is None else self.make_cluster_api()
         self._admin = AdminServer(self._broker, self._server, whole)
-        await self._admin.start(tcp_sockets, amqpctl_socket, metrics_socket)
+        assert self._unix_socket is not None
+        await self._admin.start(self._tcp_sockets, self._unix_socket, self._metrics_socket)
 
     def inner_connection(self) -> asyncio.Protocol | None:
         """Return the protocol for a connection from another node. None if the HTTP server has not started yet."""
@@ -102,11 +120,18 @@ class AdminFrontEnd(FrontEnd):
 
     async def stop(self) -> None:
         """Wait for a start that is in progress, end requests within 1 s, and remove the unix socket."""
-        self.listeners.clear()
+        started = self.listeners
+        self.listeners = []
         if self._starting is not None:
             await asyncio.wait([self._starting])
+        else:
+            self._unwatch()
+        if started and self._broker.storage.is_in_place():  # otherwise it may be the socket of another broker
+            (self._broker.settings.data_dir / NAME).unlink(missing_ok=True)
         if self._admin is not None:
             await self._admin.stop()
+        for sock in self._sockets():
+            sock.close()
 
     def check(self, settings: Settings) -> None:
         if self._tls is not None:
@@ -116,9 +141,3 @@ class AdminFrontEnd(FrontEnd):
         """Use certificate and key of `settings` for new connections. Raises: OSError, and keeps the old ones."""
         if self._tls is not None:
             tls.renew(self._tls, settings.http.tls, SECTION)
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    """Log why the admin API did not start. AMQP continues without it."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("the admin API is not available: %s", error, exc_info=error)

@@ -100,8 +100,7 @@ async def check_protocol(call: ApiRequest) -> ApiResponse:
     protocols = [each["protocol"] for each in listeners(call)]
     if wanted in protocols:
         return reply({"status": "ok", "protocol": wanted})
-    failed = {"status": "failed", "reason": "No active listener", "missing": wanted, "protocols": protocols}
-    return reply(failed, 503)
+    return _failed("No active listener", missing=wanted, protocols=protocols)
 
 
 async def check_quorum(call: ApiRequest) -> ApiResponse:

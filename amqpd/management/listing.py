@@ -173,27 +173,28 @@ async def listing(
             await slices.yield_if_due()
         objects = found
     filtered = len(objects)
-    page = size = 0
-    head = "["
+    first, last = 0, filtered
+    head, tail = "[", "]"
     sort = query.get("sort", "")
     if "page" in query:
         page, size = requested_page(query)
-        if call.part:
-            return await _part(objects, render, query, (total, filtered, page * size), keys, slices)
-        head = page_head(filtered, page, size, total) + ',"items":['
-    elif call.part:
-        return await _part(objects, render, query, (total, filtered, filtered), keys, slices)
-    first, last = (page - 1) * size, page * size
-    check_sample_count(query, max(0, min(last, filtered) - first) if page else filtered)
+        # A node's part begins with its first object: the page can be anywhere in the merged list.
+        first, last = 0 if call.part else (page - 1) * size, page * size
+        if not call.part:
+            head, tail = page_head(filtered, page, size, total) + ',"items":[', "]}"
+    check_sample_count(query, max(0, min(last, filtered) - first))
     if sort:
         objects = await _sorted(objects, keys.get(sort) or _column(render, sort), query, slices)
+    shown = objects[first:last] if "page" in query else objects
+    if call.part:
+        return await _part(shown, render, f'{{"total":{total},"filtered":{filtered}}}\n', sort, keep, slices)
     # Rendered one by one while they are encoded: ten thousand live dicts cost the garbage collector more than
     # rendering.
-    shown = map(render, objects[first:last] if page else objects)
+    items = map(render, shown)
     body = Body()
     body.add(head)
-    await body.add_items((_cut(item, keep) for item in shown) if keep else shown, slices)
-    body.add("]}" if page else "]")
+    await body.add_items((_cut(item, keep) for item in items) if keep else items, slices)
+    body.add(tail)
     return ApiResponse(200, body.finished())
 
 
@@ -222,30 +223,16 @@ def requested_page(query: Any) -> tuple[int, int]:
 
 
 async def _part(
-    objects: Sequence[T],
-    render: Callable[[T], Item],
-    query: Any,
-    sizes: tuple[int, int, int],
-    keys: Mapping[str, Callable[[T], object]],
-    slices: TimeSlice,
+    objects: Sequence[T], render: Callable[[T], Item], head: str, sort: str, keep: list[list[str]], slices: TimeSlice
 ) -> ApiResponse:
     """Return this node's part of a list, for the node that merges the parts.
 
-    The first line has the counts. Each further line is the item's sort key, a tab and the item.
-
-    Args:
-        sizes: number of objects; number with a matching name; how many of these can be on the requested page,
-            wherever it begins in the merged list.
+    The first line, `head`, has the counts. Each further line is the item's sort key, a tab and the item.
     """
-    total, filtered, wanted = sizes
-    check_sample_count(query, min(wanted, filtered))
-    sort, keep = query.get("sort", ""), parse_columns(query.get("columns", ""))
-    if sort:
-        objects = await _sorted(objects, keys.get(sort) or _column(render, sort), query, slices)
     path = sort.split(".") if sort else []
     body = Body()
-    body.add(f'{{"total":{total},"filtered":{filtered}}}\n')
-    for each in objects[:wanted]:
+    body.add(head)
+    for each in objects:
         item = render(each)
         key = to_json(_sort_key(_value_at(item, path))) if path else ""
         body.add(f"{key}\t{to_json(_cut(item, keep) if keep else item)}\n")

@@ -41,7 +41,6 @@ from amqpd.storage.acks.retained import NAME
 
 if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
-    from amqpd.broker.vhost.vhost import VHost
     from amqpd.storage.acks.retained import ExportHold
     from amqpd.storage.queue_log import QueueLog
 
@@ -171,7 +170,7 @@ async def get_logs(call: ApiRequest) -> ApiResponse:
     slices = TimeSlice()
     for queue in (*vhost.queues.values(), *vhost.own_queues.values()):
         store = queue.store if queue.durable else None
-        if store is not None and _may_read(call, vhost, queue.name):
+        if store is not None and call.is_allowed(vhost.name, "read", queue.name):
             found.append({"queue": queue.name, "vhost": vhost.name, "id": store.queue_id})
         await slices.yield_if_due()
     body = Body()
@@ -202,10 +201,6 @@ async def get_log_file(call: ApiRequest) -> ApiResponse:
         raise ResourceNotFound(f"no file '{name}' in a log")
     path = f"{store.directory}/{name}"
     return ApiResponse(200, None, "application/octet-stream", file=path, compresses=compression == "zstd")
-
-
-def _may_read(call: ApiRequest, vhost: VHost, name: str) -> bool:
-    return call.caller.operator or call.broker.auth.is_allowed(call.caller.user, vhost.name, "read", name)
 
 
 def _files(directory: str) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ import json
 import time
 from base64 import b64decode
 from binascii import Error as NotBase64
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from amqpd.broker.delayed.bucket import parse_id
@@ -42,7 +43,7 @@ from amqpd.broker.queue.log_opener import opened
 from amqpd.broker.queue.replay import AckedBrowse, LogRange
 from amqpd.broker.queue.scan import BrowseScan
 from amqpd.management.connections import channel_name, may_see
-from amqpd.management.exchanges import COMMIT_WAIT_S
+from amqpd.management.exchanges import wait_stored
 from amqpd.management.listing import amqp_to_json
 from amqpd.management.queue_jobs import COUNT_MAX, OFFSET_MAX, selector_of, time_ms
 from amqpd.management.request import (
@@ -50,7 +51,6 @@ from amqpd.management.request import (
     ApiRequest,
     ApiResponse,
     BadRequest,
-    NotAuthorised,
     ResourceNotFound,
     Role,
     Unavailable,
@@ -110,7 +110,7 @@ async def get_trace(call: ApiRequest) -> ApiResponse:
         queue = vhost.queues.get(name)
         if queue is None:
             continue
-        if not call.caller.operator and not call.broker.auth.is_allowed(call.caller.user, vhost.name, "read", name):
+        if not call.is_allowed(vhost.name, "read", name):
             skipped += 1
             continue
         if name != begin:
@@ -249,24 +249,8 @@ async def append(call: ApiRequest) -> ApiResponse:
             raise Unavailable(f"the queue accepted only the first {count} messages")
     call.broker.turn.schedule()
     if logs:
-        await _wait_safe(call, logs)
+        await wait_stored(call, partial(when_safe, call.broker.turn, logs), "the messages could not be written")
     return reply({"count": len(messages)})
-
-
-async def _wait_safe(call: ApiRequest, logs: list[QueueLog]) -> None:
-    future: asyncio.Future[bool] = call.broker.loop.create_future()
-
-    def done(safe: bool) -> None:
-        if not future.done():
-            future.set_result(safe)
-
-    when_safe(call.broker.turn, logs, done)
-    try:
-        safe = await asyncio.wait_for(future, COMMIT_WAIT_S)
-    except TimeoutError:
-        raise Unavailable("the disk does not respond; it is not known whether the messages were stored") from None
-    if not safe:
-        raise Unavailable("the messages could not be written")
 
 
 def _message(item: Any, size_max: int) -> Message:
@@ -366,14 +350,8 @@ async def get_delayed(call: ApiRequest) -> ApiResponse:
 
 
 def _allowed(call: ApiRequest, vhost: VHost, kind: Literal["read", "write"]) -> list[TimingWheel]:
-    found = []
-    for wheel in call.broker.delays.wheels_of(vhost.name):
-        try:
-            call.check(vhost.name, kind, "exchange", wheel.exchange)
-        except NotAuthorised:
-            continue
-        found.append(wheel)
-    return found
+    wheels = call.broker.delays.wheels_of(vhost.name)
+    return [wheel for wheel in wheels if call.is_allowed(vhost.name, kind, wheel.exchange)]
 
 
 def _delayed_item(vhost: VHost, found: DelayedMessage) -> dict[str, Any]:

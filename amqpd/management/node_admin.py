@@ -14,7 +14,7 @@ import asyncio
 import json
 import logging
 import os
-from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +24,7 @@ from amqpd.broker.publish.firehose import trace
 from amqpd.broker.vhost import vhosts
 from amqpd.broker.vhost.parameters import CLUSTER_ID, cluster_id_row
 from amqpd.broker.vhost.pending import wait_done
-from amqpd.management.connections import all_connections, audit_forced_close, close_reason, force_close, is_open, pid
+from amqpd.management.connections import all_connections, close_reason, force_close, force_close_all, pid
 from amqpd.management.definitions import DefinitionsError
 from amqpd.management.diagnostics import version_item
 from amqpd.management.overview import clock_state
@@ -41,12 +41,9 @@ from amqpd.management.request import (
     reply,
 )
 from amqpd.management.router import ApiRoute
-from amqpd.management.time_slice import TimeSlice
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-
-    from amqpd.connection.registry import ConnectionRegistry
 
 
 STOP_DELAY_S: Final = 0.05
@@ -114,9 +111,7 @@ async def close_connection(call: ApiRequest) -> ApiResponse:
         raise BadRequest("name or pid is required")
     for connection in all_connections(call):
         if connection.name == name or pid(call, connection.session) == wanted:
-            why = close_reason(call.text("reason", ""))
-            force_close(call, connection, why)
-            call.broker.turn.schedule()
+            force_close(call, connection, close_reason(call.text("reason", "")))
             return NO_CONTENT
     raise ResourceNotFound(f"no connection '{name or wanted}'")
 
@@ -133,18 +128,7 @@ async def close_all_connections(call: ApiRequest) -> ApiResponse:
     if call.fields().get("vhost") is not None:
         vhost = call.any_vhost(call.text("vhost"))
         found = [each for each in found if each.session.vhost is vhost]
-    closed = 0
-    slices = TimeSlice()
-    for connection in found[:limit] if limit else found:
-        if is_open(call, connection):
-            force_close(call, connection, why)
-            closed += 1
-        if delay_ms:
-            await asyncio.sleep(delay_ms / 1000)
-        else:
-            await slices.yield_if_due()
-    call.broker.turn.schedule()
-    return reply({"closed": closed})
+    return reply({"closed": await force_close_all(call, found[:limit] if limit else found, why, delay_ms / 1000)})
 
 
 async def switch_tracing(call: ApiRequest) -> ApiResponse:
@@ -159,9 +143,7 @@ async def switch_tracing(call: ApiRequest) -> ApiResponse:
 
 def _with_body_names(call: ApiRequest) -> ApiRequest:
     """Return the request with vhost and queue of the body as if they were in the path."""
-    named = copy(call)
-    named.params = {**call.params, "vhost": call.text("vhost", "/"), "queue": call.text("queue")}
-    return named
+    return replace(call, params={**call.params, "vhost": call.text("vhost", "/"), "queue": call.text("queue")})
 
 
 async def purge_queue(call: ApiRequest) -> ApiResponse:
@@ -350,19 +332,11 @@ async def resume(call: ApiRequest) -> ApiResponse:
 async def close_user_connections(call: ApiRequest) -> ApiResponse:
     """Close all connections of a user and return their number.
 
-    RabbitMQ: an unknown user is no error. Cost: a look at every connection, in slices.
+    RabbitMQ: an unknown user is no error.
     """
-    name, why = call.text("username"), close_reason(call.text("reason", ""))
-    closed = 0
-    slices = TimeSlice()
-    for connection in list(call.server.connections):
-        here = call.server.connections.by_name.get(connection.name) is connection
-        if here and connection.session.user.name == name:
-            force_close(call, connection, why)
-            closed += 1
-        await slices.yield_if_due()
-    call.broker.turn.schedule()
-    return reply({"closed": closed})
+    name = call.text("username")
+    found = [each for each in all_connections(call) if each.session.user.name == name]
+    return reply({"closed": await force_close_all(call, found, close_reason(call.text("reason", "")))})
 
 
 log = logging.getLogger(__name__)
@@ -385,13 +359,10 @@ async def drain(call: ApiRequest) -> ApiResponse:
     server = call.server
     server.is_drained = True
     await server.suspend_listeners()
-    log.info(
-        "drained: new connections are refused; %d connections are closed after %g s",
-        len(server.connections.by_name),
-        grace_s,
-    )
+    count = len(all_connections(call))
+    log.info("drained: new connections are refused; %d connections are closed after %g s", count, grace_s)
     deadline = call.broker.loop.time() + grace_s
-    while _client_count(server.connections) and server.is_drained and call.broker.loop.time() < deadline:  # noqa: ASYNC110
+    while _client_count(call) and server.is_drained and call.broker.loop.time() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(POLL_S)
     if not server.is_drained:  # `revive` was called meanwhile
         return reply({"closed": 0})
@@ -399,23 +370,13 @@ async def drain(call: ApiRequest) -> ApiResponse:
         await call.cluster.drain(DRAIN_S)  # its vhosts move to other nodes, and their clients with them
     router = server.connections.vhost_router
     closed = 0 if router is None else router.force_all(WHY)
-    slices = TimeSlice()
-    for connection in list(server.connections):
-        if server.connections.by_name.get(connection.name) is connection:
-            audit_forced_close(call, connection, WHY)
-        connection.control.force(WHY)
-        closed += 1
-        if slices.expired:
-            call.broker.turn.schedule()
-            await slices.yield_loop()
-    call.broker.turn.schedule()
-    return reply({"closed": closed})
+    return reply({"closed": closed + await force_close_all(call, all_connections(call), WHY)})
 
 
-def _client_count(connections: ConnectionRegistry) -> int:
+def _client_count(call: ApiRequest) -> int:
     """Return the number of clients of this node, including those whose vhost another node serves."""
-    router = connections.vhost_router
-    return len(connections.by_name) + (0 if router is None else router.count())
+    router = call.server.connections.vhost_router
+    return len(all_connections(call)) + (0 if router is None else router.count())
 
 
 async def revive(call: ApiRequest) -> ApiResponse:

@@ -38,6 +38,7 @@ from amqpd.routing.registry import exchange_type_names
 from amqpd.storage.fsync_thread import BOUNDS_S
 
 if TYPE_CHECKING:
+    from amqpd.auth.permissions import Kind
     from amqpd.broker.queue.queue import Queue
     from amqpd.broker.vhost.vhost import VHost
 
@@ -62,9 +63,15 @@ def _secure(protocol: str) -> dict[str, str]:
 
 
 def contexts(call: ApiRequest) -> list[dict[str, Any]]:
-    """Return the listeners that serve HTTP."""
+    """Return the listeners that serve HTTP. RabbitMQ: their ports are text, those in `listeners` are numbers."""
     return [
-        {"description": "Management API", "path": "/", "ip": each.host, "port": each.port, **_secure(each.protocol)}
+        {
+            "description": "Management API",
+            "path": "/",
+            "ip": each.host,
+            "port": str(each.port),
+            **_secure(each.protocol),
+        }
         for each in call.server.listeners
         if each.protocol in ("http", "https")
     ]
@@ -290,18 +297,19 @@ async def memory_sizes(call: ApiRequest) -> dict[str, int]:
     other_proc (the rest). The other categories exist only in Erlang and are 0.
     """
     bodies = await _queued_bytes(call)
-    status = read_proc_numbers(_STATUS)
-    code = status.get("RssFile", 0)
-    total = code + status.get("RssAnon", 0) + status.get("RssShmem", 0)
+    used = memory_by_use(call)
+    bodies = min(bodies, used["other_proc"])
+    used["other_proc"] -= bodies
+    return {**dict.fromkeys(MEMORY_NAMES, 0), **used, "binary": bodies}
+
+
+def memory_by_use(call: ApiRequest) -> dict[str, int]:
+    """Return resident bytes: program files, message bodies being received, and everything else."""
+    sizes = read_proc_numbers(_STATUS)
+    code = sizes.get("RssFile", 0)
+    total = code + sizes.get("RssAnon", 0) + sizes.get("RssShmem", 0)
     readers = min(call.broker.unfinished_bodies.kept_bytes, total - code)
-    bodies = min(bodies, total - code - readers)
-    used = {
-        "connection_readers": readers,
-        "binary": bodies,
-        "code": code,
-        "other_proc": total - code - readers - bodies,
-    }
-    return {**dict.fromkeys(MEMORY_NAMES, 0), **used}
+    return {"connection_readers": readers, "code": code, "other_proc": total - code - readers}
 
 
 async def _queued_bytes(call: ApiRequest) -> int:
@@ -397,16 +405,9 @@ async def get_rights(call: ApiRequest) -> ApiResponse:
     if len(kinds) != 1:
         raise BadRequest("either queue or exchange is required")
     vhost, name = call.vhost(), call.query[kinds[0]]
-    if kinds[0] == "exchange" and not name:
-        name = "amq.default"
-    caller, auth = call.caller, call.broker.auth
     inside = call.may_enter(vhost.name)
-    return reply(
-        {
-            kind: inside and (caller.operator or auth.is_allowed(caller.user, vhost.name, kind, name))
-            for kind in ("configure", "write", "read")
-        }
-    )
+    permissions: tuple[Kind, ...] = ("configure", "write", "read")
+    return reply({kind: inside and call.is_allowed(vhost.name, kind, name) for kind in permissions})
 
 
 ROUTES: Final = (

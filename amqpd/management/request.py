@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from copy import copy
+from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
@@ -184,6 +184,7 @@ def reply(data: object, status: int = 200) -> ApiResponse:
     return ApiResponse(status, to_json(data).encode())
 
 
+@dataclass(eq=False)
 class ApiRequest:
     """One request.
 
@@ -197,39 +198,19 @@ class ApiRequest:
         part: another node asks for its part of a list. The answer has one item per line (`listing.py`).
     """
 
-    def __init__(
-        self,
-        broker: Broker,
-        server: ServerControl,
-        rates: Rates,
-        caller: Principal,
-        method: str,
-        params: Mapping[str, str],
-        query: Mapping[str, str],
-        headers: Mapping[str, str],
-        body: object,
-        query_pairs: Sequence[tuple[str, str]] = (),
-        sessions: LoginSessions | None = None,
-    ) -> None:
-        self.broker = broker
-        self.server = server
-        self.rates = rates
-        self.caller = caller
-        self.method = method
-        self.params = params
-        self.query = query
-        self.headers = headers
-        self.body = body
-        self.query_pairs = query_pairs
-        self.sessions = sessions
-        self.cluster: ClusterControl | None = None
-        self.part = False
-
-    def for_part(self) -> ApiRequest:
-        """Return a copy that asks for one node's part of a list."""
-        part = copy(self)
-        part.part = True
-        return part
+    broker: Broker
+    server: ServerControl
+    rates: Rates
+    caller: Principal
+    method: str
+    params: Mapping[str, str]
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: object
+    query_pairs: Sequence[tuple[str, str]] = ()
+    sessions: LoginSessions | None = None
+    cluster: ClusterControl | None = None
+    part: bool = False
 
     @property
     def node(self) -> str:
@@ -367,12 +348,16 @@ class ApiRequest:
 
     def check(self, vhost: str, kind: Kind, thing: str, name: str) -> None:
         """Raise NotAuthorised without the permission that AMQP requires. `thing` is queue or exchange."""
-        shown = name or DEFAULT_EXCHANGE
-        if not self.caller.operator and not self.broker.auth.is_allowed(self.caller.user, vhost, kind, shown):
+        if not self.is_allowed(vhost, kind, name):
             raise NotAuthorised(
-                f"ACCESS_REFUSED - access to {thing} '{shown}' in vhost '{vhost}' refused for user "
+                f"ACCESS_REFUSED - access to {thing} '{name or DEFAULT_EXCHANGE}' in vhost '{vhost}' refused for user "
                 f"'{self.caller.user.name}'"
             )
+
+    def is_allowed(self, vhost: str, kind: Kind, name: str) -> bool:
+        """Return whether the caller has the permission. An empty name is the default exchange."""
+        shown = name or DEFAULT_EXCHANGE
+        return self.caller.operator or self.broker.auth.is_allowed(self.caller.user, vhost, kind, shown)
 
     def check_topic(self, vhost: str, exchange: Exchange, kind: TopicKind, keys: list[str]) -> None:
         """Raise NotAuthorised if a topic permission forbids one of the routing keys."""

@@ -76,7 +76,7 @@ from amqpd.management.sessions import FILE, LoginSessions, token_of
 from amqpd.management.stats import Rates
 from amqpd.management.time_slice import free_in_slices
 from amqpd.management.ui import PAGE_HEADER, USER_HEADER, check_header
-from amqpd.management.unix_socket import BACKLOG, NAME
+from amqpd.management.unix_socket import BACKLOG
 from amqpd.protocol.field_table import CodecError
 from amqpd.storage.metadata.store import MetadataError
 from amqpd.tls import HANDSHAKE_S
@@ -291,10 +291,8 @@ class AdminServer:
         self._servers.append(server)
 
     async def stop(self) -> None:
-        """Stop within SHUTDOWN_S, also if requests are running, and remove the unix socket."""
+        """Stop within SHUTDOWN_S, also if requests are running."""
         self._rates.stop()
-        if self._broker.storage.is_in_place():  # otherwise it may be the socket of another broker
-            (self._broker.settings.data_dir / NAME).unlink(missing_ok=True)
         for server in self._servers:
             server.close()
         if self._cluster_api is not None:
@@ -403,11 +401,10 @@ class AdminServer:
             pairs = parse_qsl(query_text, keep_blank_values=True, max_num_fields=64, errors="strict")
         except ValueError:
             raise BadRequest("the query is not UTF-8, or too long") from None
-        method, query = "GET" if request.method == "HEAD" else request.method, dict(pairs)
-        fields = (method, params, query, request.headers, body, pairs, self._sessions)
-        call = ApiRequest(self._broker, self._server, self._rates, caller, *fields)
-        call.part = by.part
-        call.cluster = None if self._cluster_api is None else self._cluster_api.control
+        method = "GET" if request.method == "HEAD" else request.method
+        fields = (method, params, dict(pairs), request.headers, body, pairs, self._sessions)
+        control = None if self._cluster_api is None else self._cluster_api.control
+        call = ApiRequest(self._broker, self._server, self._rates, caller, *fields, cluster=control, part=by.part)
         handler = route.handler if cluster_api is None else cluster_api.handler(route)
         try:
             if by.inner and self._cluster_api is not None:

@@ -98,7 +98,7 @@ class LoginSessions:
         """Create a session and return its token. Raises: NoSuchUser. Cost: linear in the number of sessions."""
         row = auth.user(user)
         now = self._clock()
-        for digest in [digest for digest, each in self._by_digest.items() if each.ends_at <= now]:
+        for digest in [digest for digest, each in self._by_digest.items() if not _is_valid(each, auth, now)]:
             del self._by_digest[digest]
         own = [digest for digest, each in self._by_digest.items() if each.user == user]
         for digest in own[: max(0, len(own) - USER_SESSIONS_MAX + 1)]:
@@ -123,11 +123,7 @@ class LoginSessions:
         session = self._by_digest.get(digest)
         if session is None:
             return None
-        try:
-            same = _digest(auth.user(session.user).password_hash) == session.password
-        except NoSuchUser:
-            same = False
-        if not same or session.ends_at <= self._clock():
+        if not _is_valid(session, auth, self._clock()):
             self.end_by_digest(digest)
             return None
         return session.user
@@ -174,6 +170,14 @@ class LoginSessions:
             new.replace(path)
         except OSError as error:
             log.warning("logins of the web page will be lost at the next start: %s", error)
+
+
+def _is_valid(session: LoginSession, auth: InternalBackend, now: float) -> bool:
+    """Return whether the session has not expired, and its user still exists with the same password."""
+    try:
+        return session.ends_at > now and _digest(auth.user(session.user).password_hash) == session.password
+    except NoSuchUser:
+        return False
 
 
 def _digest(text: str) -> str:

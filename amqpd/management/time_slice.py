@@ -19,20 +19,11 @@ class TimeSlice:
     def __init__(self) -> None:
         self._until = time.perf_counter() + SLICE_S
 
-    @property
-    def expired(self) -> bool:
-        """Return whether the slice is over. Cost: 0.1 us."""
-        return time.perf_counter() >= self._until
-
     async def yield_if_due(self) -> None:
         """Run the event loop once if the slice is over. Anything may have changed then. Cost: 0.2 us."""
         if time.perf_counter() >= self._until:
-            await self.yield_loop()
-
-    async def yield_loop(self) -> None:
-        """Run the event loop once and start a new slice. Anything may have changed meanwhile."""
-        await sleep(0)
-        self._until = time.perf_counter() + SLICE_S
+            await sleep(0)
+            self._until = time.perf_counter() + SLICE_S
 
 
 async def free_in_slices(value: object) -> None:

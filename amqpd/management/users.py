@@ -219,10 +219,14 @@ async def put_permission(call: ApiRequest) -> ApiResponse:
     return ApiResponse(204 if exists else 201)
 
 
-def _check_user_and_vhost(call: ApiRequest, user: str, vhost: str) -> None:
-    """Raise BadRequest unless user and vhost exist. RabbitMQ: 400 instead of 404, because the request is at fault."""
+def check_user(call: ApiRequest, user: str) -> None:
+    """Raise BadRequest unless the user exists. RabbitMQ: 400 instead of 404, because the request is at fault."""
     if not any(row.name == user for row in call.broker.auth.users()):
         raise BadRequest(f"user '{user}' does not exist")
+
+
+def _check_user_and_vhost(call: ApiRequest, user: str, vhost: str) -> None:
+    check_user(call, user)
     if not call.broker.vhosts.exists(vhost):
         raise BadRequest(f"vhost '{vhost}' does not exist")
 

@@ -29,7 +29,7 @@ from amqpd.management.request import (
 from amqpd.management.router import ApiRoute
 from amqpd.management.stats import VHOST, VhostSum, connection_octets, queue_stats, split_stats
 from amqpd.management.time_slice import TimeSlice
-from amqpd.management.users import permission_item, set_user_limits, tags_of, topic_item
+from amqpd.management.users import check_user, permission_item, set_user_limits, tags_of, topic_item
 
 if TYPE_CHECKING:
     from amqpd.broker.vhost.vhost import VHost
@@ -116,7 +116,7 @@ async def put_vhost(call: ApiRequest) -> ApiResponse:
         if traced and name in broker.vhosts:
             await wait_done(partial(trace, broker.vhosts[name], call.node, True))
         if protected and name in broker.vhosts:
-            await wait_done(partial(vhosts.protect, broker.vhosts[name], True))
+            await _set_protection(broker.vhosts[name], True)
         if not call.caller.operator:
             # RabbitMQ: the user that creates a vhost over HTTP gets permissions; `add_vhost` grants none
             await broker.auth.set_permissions(call.caller.user.name, name, ".*", ".*", ".*")
@@ -201,15 +201,9 @@ async def get_user_limits(call: ApiRequest) -> ApiResponse:
 
 async def put_user_limit(call: ApiRequest) -> ApiResponse:
     """Set a limit of a user."""
-    _check_user(call)
+    check_user(call, call.params["user"])
     await set_user_limits(call, {call.params["name"]: call.required("value")})
     return NO_CONTENT
-
-
-def _check_user(call: ApiRequest) -> None:
-    """Raise BadRequest unless the user exists. RabbitMQ: 400 instead of 404, because the request is at fault."""
-    if not any(row.name == call.params["user"] for row in call.broker.auth.users()):
-        raise BadRequest(f"user '{call.params['user']}' does not exist")
 
 
 async def put_user_limits(call: ApiRequest) -> ApiResponse:

@@ -173,6 +173,7 @@ def test_answers_match_their_schemas(api, busy_vhost):
     }
 
 
+@pytest.mark.slow
 def test_answers_about_kafka_groups_match_their_schemas(tmp_path, make_api):
     with BrokerProcess(tmp_path, settings={"kafka.port": 0, "kafka.host": "127.0.0.1"}) as broker:
         api, path = make_api(broker), "/api/amqpd/kafka/groups"

@@ -170,6 +170,8 @@ class TestBroker:
         assert {listener["protocol"]: listener["port"] for listener in found["listeners"]} == {
             "amqp": api.broker.amqp_port, "http": api.broker.http_port,
         }  # fmt: skip
+        for contexts in (found["contexts"], api.get("/api/nodes")[0]["contexts"]):
+            assert [each["port"] for each in contexts] == [str(api.broker.http_port)]  # rabbit: text
         assert found["node"] == api.get("/api/nodes")[0]["name"]
         assert api.get(f"/api/nodes/{quote(found['node'], safe='')}")["running"] is True
         assert api.get("/api/cluster-name") == {"name": found["cluster_name"]}

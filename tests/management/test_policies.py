@@ -96,6 +96,7 @@ DEFINITIONS = [
     ({"expires": 0}, "0 is not a valid queue expiry"),
     ({"dead-letter-exchange": 5}, "5 is not a valid dead letter exchange name"),
     ({"dead-letter-routing-key": 5}, "5 is not a valid dead letter routing key"),
+    ({"dead-letter-routing-key": "k" * 256}, f'<<"{"k" * 256}">> is not a valid dead letter routing key'),
     ({"dead-letter-strategy": "x"}, '<<"x">> is not a valid dead letter strategy'),
     ({"alternate-exchange": 5}, "5 is not a valid alternate exchange name"),
     ({"delivery-limit": "1"}, '<<"1">> is not a valid delivery limit'),
@@ -359,7 +360,7 @@ def test_invalid_consumer_timeout_policy_is_refused(api, v):
 
 class TestAfterAKill:
     @pytest.mark.slow
-    def test_confirmed_policy_changes_survive_kill(self, tmp_path, api):
+    def test_confirmed_policy_changes_survive_kill(self, tmp_path, api, until_settled):
         """Each round kills the broker right after the reply. Set policies must be set and cleared ones cleared."""
         with BrokerProcess(tmp_path / "data") as broker:
             api = type(api)(broker)
@@ -387,6 +388,7 @@ class TestAfterAKill:
                 assert channel.queue_declare("q", passive=True).method.message_count == 5
             api.send_ok("DELETE", "/api/policies/%2F/p")
             api.send_ok("DELETE", "/api/operator-policies/%2F/o5")
+            until_settled(broker, "q", 5)
             broker.kill()
             broker.start()
             assert api.get("/api/queues/%2F/q")["effective_policy_definition"] == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from hashlib import sha256
@@ -66,6 +67,18 @@ class TestSessions:
         users.rows["ann"] = Row("1")
         del users.rows["bob"]
         assert [store.user(token, users) for token in tokens] == [None, None, None]
+
+    def test_login_removes_sessions_of_deleted_users_and_old_passwords(self, tmp_path):
+        users = Users(ann="1", bob="2", eve="3")
+        path = tmp_path / "page-sessions.json"
+        store = LoginSessions(60.0, path)
+        for name in ("ann", "bob", "eve"):
+            store.open(name, users)
+        users.rows["ann"] = Row("4")
+        del users.rows["bob"]
+        store.open("eve", users)
+        store.wait_saved()
+        assert [user for user, _, _ in json.loads(path.read_text("utf-8")).values()] == ["eve", "eve"]
 
     def test_too_many_logins_end_the_oldest_session_of_that_user_only(self):
         users = Users(ann="1", bob="2")
