@@ -35,7 +35,6 @@ from amqpd.auth.passwords import (
 )
 from amqpd.auth.permissions import Kind, Permissions, TopicKind
 from amqpd.auth.scram import InvalidCredentials, ScramCredentials, parse_credentials, unknown_user
-from amqpd.storage.metadata.interface import MetadataStore
 from amqpd.storage.metadata.rows import (
     Change,
     Delete,
@@ -47,7 +46,7 @@ from amqpd.storage.metadata.rows import (
     UserRow,
     VhostRow,
 )
-from amqpd.storage.metadata.store import MetadataError, MetadataState, random_id
+from amqpd.storage.metadata.store import MetadataError, MetadataState, MetadataStore, random_id
 
 TAGS_MAX: Final = 64
 NAME_BYTES_MAX: Final = 255
@@ -250,7 +249,6 @@ class InternalBackend:
             address: the address of the peer; empty for the operator of this node.
 
         Raises: AuthenticationRefused: unknown user, wrong or blank password, or a loopback user from another address.
-        The answer is delayed by `failure_backoff`.
         Cost: 5 us if the password was verified recently, else 21 ms in a password thread and the wait for a turn.
         """
         row = self._users.get(username)
@@ -566,7 +564,7 @@ class InternalBackend:
         row = self._users.get(name)
         if row is not None and row.password_hash and not needs_rehash(row.hashing_algorithm, self._hashing):
             stored, algorithm = row.password_hash, row.hashing_algorithm
-            if await self._passwords.verify(password, stored, algorithm, "", "", _not_verified):
+            if await self._passwords.verify(password, stored, algorithm, "", "", lambda: False):
                 scram = self._scram.get(name)
                 if scram is not None or not self._with_scram:
                     return NewPassword(stored, algorithm, None if scram is None else (scram.sha256, scram.sha512))
@@ -588,17 +586,19 @@ class InternalBackend:
         return Delete(ScramRow(row.name, "", ""))
 
     async def set_scram(self, name: str, sha256: str, sha512: str) -> None:
-        """Replace the SCRAM credentials of a user; empty texts remove them. Raises: NoSuchUser."""
-        async with self.change_lock:
-            self.user(name)
-            row = ScramRow(name, sha256, sha512)
-            change: Put | Delete = Put(row) if sha256 or sha512 else Delete(row)
+        """Replace the SCRAM credentials of a user; empty texts remove them. Raises: NoSuchUser.
 
-            def apply() -> None:
-                self._apply_scram(change)
-                self._notify(AuthChange("password", name))
+        The caller holds `change_lock`, from its look at the present ones on.
+        """
+        self.user(name)
+        row = ScramRow(name, sha256, sha512)
+        change: Put | Delete = Put(row) if sha256 or sha512 else Delete(row)
 
-            await self._commit([change], apply)
+        def apply() -> None:
+            self._apply_scram(change)
+            self._notify(AuthChange("password", name))
+
+        await self._commit([change], apply)
 
     async def _commit_password(self, row: UserRow, secrets: NewPassword, *changes: AuthChange) -> None:
         scram = self.scram_change(row, secrets.scram)
@@ -669,10 +669,6 @@ class InternalBackend:
                 # The change is applied. An error of one listener must not hide it from the caller or from other
                 # listeners.
                 logger.exception("auth: a listener failed on %r", change)
-
-
-def _not_verified() -> bool:
-    return False
 
 
 def _changed(row: PermissionRow | TopicPermissionRow) -> AuthChange:

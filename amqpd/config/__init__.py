@@ -7,44 +7,6 @@ Every start imports this package, so it imports neither the server nor asyncio.
 """
 
 from amqpd.config.loader import EXIT_USAGE, LoadedSettings, SettingsError, load
-from amqpd.config.schema import (
-    AmqpSettings,
-    AuthSettings,
-    ClusterSettings,
-    DefaultSettings,
-    DefinitionsSettings,
-    HttpSettings,
-    HttpTlsSettings,
-    LimitSettings,
-    LogSettings,
-    MetadataSettings,
-    Settings,
-    StorageSettings,
-    TlsSettings,
-    rows,
-    value_of,
-)
-from amqpd.config.types import Setting
+from amqpd.config.schema import Settings, rows, value_of
 
-__all__ = [
-    "EXIT_USAGE",
-    "AmqpSettings",
-    "AuthSettings",
-    "ClusterSettings",
-    "DefaultSettings",
-    "DefinitionsSettings",
-    "HttpSettings",
-    "HttpTlsSettings",
-    "LimitSettings",
-    "LoadedSettings",
-    "LogSettings",
-    "MetadataSettings",
-    "Setting",
-    "Settings",
-    "SettingsError",
-    "StorageSettings",
-    "TlsSettings",
-    "load",
-    "rows",
-    "value_of",
-]
+__all__ = ["EXIT_USAGE", "LoadedSettings", "Settings", "SettingsError", "load", "rows", "value_of"]

@@ -18,9 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
-from amqpd.config.schema import ClusterSettings, HttpTlsSettings, Settings, TlsSettings, rows
+from amqpd.config.schema import ClusterSettings, Settings, TlsSettings, rows
 from amqpd.config.types import Setting, access_problem, file_exists
 
 EXIT_USAGE: Final = 64
@@ -132,16 +133,16 @@ def _read_rabbitmq_files(
         return {}
     from amqpd.config import rabbitmq_conf, rabbitmq_env
 
-    main, more = rabbitmq_env.files({} if named.endswith(RABBITMQ_ENDINGS) else environ, notes)
+    main, more = rabbitmq_env.files({} if named.endswith(RABBITMQ_ENDINGS) else environ, notes, problems)
     if named.endswith(RABBITMQ_ENDINGS):
         main = Path(named)
     if main is not None and main.name.endswith(".config"):
         problems.append(f"{main}: {rabbitmq_env.NO_CONFIG}")
         return {}
-    if main is not None and file_exists((main.parent / "advanced.config").exists, False):
+    if main is not None and file_exists(main.parent / "advanced.config", False):
         problems.append(f"{main.parent / 'advanced.config'}: {rabbitmq_env.NO_CONFIG}; then delete the file")
     if more is None:
-        more = sorted((main.parent / "conf.d").glob("*.conf")) if main is not None else []
+        more = [] if main is None else rabbitmq_conf.matching_files(main.parent / "conf.d" / "*.conf", "", problems)
     plugins = rabbitmq_conf.enabled(main.parent if main is not None else None, environ, notes)
     found = rabbitmq_conf.read(main, more, environ, plugins)
     notes += found.notes
@@ -229,7 +230,7 @@ def _parse_arguments(argv: Sequence[str], known: Mapping[str, Setting]) -> _Comm
 def _read_file(named: str, known: Mapping[str, Setting], problems: list[str]) -> tuple[dict[str, object], str]:
     """Return the values of the TOML file by name, and the file's text for `sources`. ./amqpd.toml may be missing."""
     path = Path(named or "amqpd.toml")
-    if not named and not file_exists(path.exists, False):
+    if not named and not file_exists(path, False):
         return {}, ""
     import tomllib
 
@@ -239,7 +240,7 @@ def _read_file(named: str, known: Mapping[str, Setting], problems: list[str]) ->
     except OSError as error:
         problems.append(f"{path}: {error.strerror}")
         return {}, ""
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         problems.append(f"{path}: not TOML: {error}")
         return {}, ""
     values: dict[str, object] = {}
@@ -283,7 +284,12 @@ def _read_environment(
 def _disagreements(settings: Settings) -> list[str]:
     """Return contradictions between settings, and missing files, one line each."""
     amqp, http = settings.amqp, settings.http
-    problems = [*_tls_disagreements(amqp.tls, "amqp", amqp.port), *_tls_disagreements(http.tls, "http", http.port)]
+    kafka = settings.kafka
+    problems = [
+        *_tls_disagreements(amqp.tls, "amqp", amqp.port),
+        *_tls_disagreements(http.tls, "http", http.port),
+        *_tls_disagreements(kafka.tls, "kafka", kafka.port),
+    ]
     if "EXTERNAL" in settings.auth.mechanisms and not (amqp.tls.verify_peer or http.tls.verify_peer):
         problems.append("EXTERNAL in auth.mechanisms needs amqp.tls.verify_peer or http.tls.verify_peer")
     if amqp.port is None and amqp.tls.port is None:
@@ -292,12 +298,12 @@ def _disagreements(settings: Settings) -> list[str]:
     if None not in given.values():
         problems.append("load_definitions and definitions.local.path are the same setting; set only one")
     for name, path in given.items():
-        if path is not None and (why := access_problem(path.exists, f"there is no file or directory {path}")):
+        if path is not None and (why := access_problem(path, f"there is no file or directory {path}")):
             problems.append(f"{name}: {why}")
     if settings.cluster != _NO_CLUSTER:
         problems += disagreements(settings.cluster, amqp.frame_max)
     alone = (
-        ("kafka.port", settings.kafka.is_on, "clients of a cluster's streams use Kafka itself"),
+        ("kafka.port", kafka.is_on, "clients of a cluster's streams use Kafka itself"),
         ("metadata.url", settings.metadata.url, "the metadata of a cluster is in Kafka"),
         ("load_definitions", any(given.values()), "amqpctl import_definitions imports them at any node"),
     )
@@ -309,7 +315,7 @@ def _disagreements(settings: Settings) -> list[str]:
     return problems
 
 
-def _tls_disagreements(tls: TlsSettings | HttpTlsSettings, section: str, plain_port: int | None) -> list[str]:
+def _tls_disagreements(tls: TlsSettings, section: str, plain_port: int | None) -> list[str]:
     name = f"{section}.tls"
     problems = []
     if tls.port is not None and (tls.certificate is None or tls.key is None):
@@ -321,7 +327,7 @@ def _tls_disagreements(tls: TlsSettings | HttpTlsSettings, section: str, plain_p
     if tls.fail_if_no_peer_certificate and not tls.verify_peer:
         problems.append(f"{name}.fail_if_no_peer_certificate needs {name}.verify_peer")
     for key, path in (("certificate", tls.certificate), ("key", tls.key), ("ca", tls.ca)):
-        if path is not None and (why := access_problem(path.is_file, f"there is no file {path}")):
+        if path is not None and (why := access_problem(path, f"there is no file {path}", S_ISREG)):
             problems.append(f"{name}.{key}: {why}")
     return problems
 
@@ -369,7 +375,7 @@ def _access_disagreements(cluster: ClusterSettings) -> list[str]:
     for name, path in files:
         if path is not None and not tls.enabled:
             problems.append(f"cluster.tls.{name} needs cluster.tls.enabled")
-        elif path is not None and (why := access_problem(path.is_file, f"there is no file {path}")):
+        elif path is not None and (why := access_problem(path, f"there is no file {path}", S_ISREG)):
             problems.append(f"cluster.tls.{name}: {why}")
     if tls.key is not None and tls.certificate is None:
         problems.append("cluster.tls.key needs cluster.tls.certificate")

@@ -35,8 +35,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path, PurePosixPath
+from stat import S_ISREG
 from typing import Final, NamedTuple
 
 from amqpd.config.types import file_exists
@@ -68,7 +70,7 @@ def enabled(folder: Path | None, environ: Mapping[str, str], notes: list[str]) -
         place = f"environment {NAMES}"
     else:
         path = Path(named) if (named := environ.get(FILE, "")) else folder and folder / "enabled_plugins"
-        if path is None or not file_exists(path.is_file, True):
+        if path is None or not file_exists(path, True, S_ISREG):
             return {}
         place = f"file {path}"
         try:
@@ -191,15 +193,12 @@ class Translation:
         self._listeners: dict[str, list[tuple[str, int, str]]] = {"tcp": [], "ssl": []}
         self._off: dict[str, str] = {}  # protocol -> place
         self._loopback: dict[str, bool] = {}
-        self._loopback_place = ""
-        self._tags: list[str] | None = None
-        self._tags_place = ""
+        self._tags: list[str] = []
         self._log: dict[str, tuple[str, str]] = {}
         self._versions: dict[str, list[str]] = {}  # the key's first word -> versions
         self._versions_place: dict[str, str] = {}
         self._ciphers: dict[str, tuple[list[str], str]] = {}  # section -> (names, place of the last)
         self._mechanisms: list[str] = []
-        self._mechanisms_place = ""
         self._admin: dict[str, str] = {}  # listener of the admin API -> place of its first key
         self._old_listener: dict[str, tuple[str, str]] = {}
         self._metrics_place = ""
@@ -226,17 +225,18 @@ class Translation:
 
     def loopback_user(self, words: Sequence[str], value: str, place: str) -> None:
         self._loopback[words[1]] = boolean(value)
-        self._loopback_place = place
+        self.set("amqp.loopback_users", [user for user, only in self._loopback.items() if only], place)
 
     def no_loopback_users(self, _words: Sequence[str], value: str, place: str) -> None:
         if value != "none":
             raise ValueError(f"must be none, not {value!r}")
-        self._loopback, self._loopback_place = {"": False}, place
+        self._loopback.clear()
+        self.set("amqp.loopback_users", [], place)
 
     def user_tag(self, words: Sequence[str], value: str, place: str) -> None:
-        self._tags, self._tags_place = self._tags or [], place
         if boolean(value):
             self._tags.append(words[1])
+        self.set("default.tags", self._tags, place)
 
     def log_key(self, words: Sequence[str], value: str, place: str) -> None:
         """Read a `log.*` key. `finish` decides which of them count."""
@@ -264,7 +264,7 @@ class Translation:
         if value not in MECHANISMS:
             raise ValueError(f"cannot be {value}: amqpd knows {', '.join(MECHANISMS)}")
         self._mechanisms.append(value)
-        self._mechanisms_place = place
+        self.set("auth.mechanisms", self._mechanisms, place)
 
     def password_hashing(self, _words: Sequence[str], value: str, place: str) -> None:
         if value == "rabbit_password_hashing_md5":
@@ -302,19 +302,12 @@ class Translation:
         """Complete the settings after the last key."""
         self._finish_listeners("tcp", "amqp.port")
         self._finish_listeners("ssl", "amqp.tls.port")
-        if self._loopback_place:
-            users = [user for user, only in self._loopback.items() if only]
-            self.set("amqp.loopback_users", users, self._loopback_place)
-        if self._tags is not None:
-            self.set("default.tags", self._tags, self._tags_place)
         for section, versions in self._versions.items():
             place = self._versions_place[section]
             if "tlsv1.2" not in versions:
                 self.problems.append(f"{place}: amqpd supports TLS 1.2 and 1.3, and cannot disable 1.2")
             elif sorted(versions) != ["tlsv1.2", "tlsv1.3"]:
                 self.notes.append(f"{place}: amqpd always supports TLS 1.2 and 1.3")
-        if self._mechanisms:
-            self.set("auth.mechanisms", self._mechanisms, self._mechanisms_place)
         self._finish_admin()
         if self._metrics_place and "metrics.port" not in self.values:
             self.set("metrics.port", METRICS_PORT, self._metrics_place)
@@ -839,11 +832,28 @@ def _include(
         problems.append(f"{place}: {DEPTH_MAX} files include each other")
         return
     path = folder / named
-    if "**" in path.name:
-        problems.append(f"{place}: include {named}: ** is not possible, use *")
-        return
-    for each in sorted(path.parent.glob(path.name)) if "*" in path.name else [path]:
+    for each in matching_files(path, f"{place}: ", problems) if "*" in path.name else [path]:
         _read_file(each, given, problems, environ, depth + 1)
+
+
+def matching_files(path: Path, prefix: str, problems: list[str]) -> list[Path]:
+    """Return the files of a directory whose names match the last part of `path`, sorted. Without a pattern, `path`.
+
+    Args:
+        prefix: the beginning of lines in `problems`
+    """
+    if "**" in path.name:
+        problems.append(f"{prefix}{path.name}: ** is not possible, use *")
+        return []
+    if not any(each in path.name for each in "*?["):  # a directory with mode 0711 cannot be listed
+        return [path] if file_exists(path, True) else []
+    try:
+        return sorted(each for each in path.parent.iterdir() if fnmatchcase(each.name, path.name))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:  # no access
+        problems.append(f"{prefix}{path.parent}: {error.strerror}")
+        return []
 
 
 def _filled_in(value: str, place: str, problems: list[str], environ: Mapping[str, str]) -> str:

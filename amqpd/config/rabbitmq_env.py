@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Final, NamedTuple
 
 from amqpd.config.rabbitmq_conf import FILE as ENABLED_PLUGINS_FILE
-from amqpd.config.rabbitmq_conf import LEVELS, size_bytes
+from amqpd.config.rabbitmq_conf import LEVELS, matching_files, size_bytes
 from amqpd.config.rabbitmq_conf import NAMES as ENABLED_PLUGINS
 from amqpd.config.types import file_exists
 
@@ -178,7 +179,7 @@ VARIABLES: Final[tuple[Variable, ...]] = (
 # fmt: on
 
 
-def files(environ: Mapping[str, str], notes: list[str]) -> tuple[Path | None, list[Path] | None]:
+def files(environ: Mapping[str, str], notes: list[str], problems: list[str]) -> tuple[Path | None, list[Path] | None]:
     """Return the main file, and the further files or None if no variable names them.
 
     A missing main file is a note, because RabbitMQ starts without it too.
@@ -186,11 +187,12 @@ def files(environ: Mapping[str, str], notes: list[str]) -> tuple[Path | None, li
     main: Path | None = None
     if named := environ.get(CONFIG_FILE):
         main = Path(named if named.endswith((".conf", ".config")) else f"{named}.conf")
-        if not file_exists(main.exists, True):
+        if not file_exists(main, True):
             notes.append(f"environment: {CONFIG_FILE}: there is no file {main}")
             main = None
     more: list[Path] | None = None
     if named := environ.get(CONFIG_FILES):
         path = Path(named)
-        more = sorted(path.glob("*.conf") if file_exists(path.is_dir, False) else path.parent.glob(path.name))
+        pattern = path / "*.conf" if file_exists(path, False, S_ISDIR) else path
+        more = matching_files(pattern, f"environment: {CONFIG_FILES}: ", problems)
     return main, more

@@ -160,7 +160,7 @@ def _pattern(raw: object) -> str:
     text = _text(raw)
     try:
         re.compile(text)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"is no regular expression: {error}") from None
     return text
 
@@ -216,20 +216,28 @@ NO_PATTERN: Final = ValueType("regular expression", _pattern)
 SASL_MECHANISM: Final = ValueType("name", _sasl_mechanism)
 
 
-def file_exists(look: Callable[[], bool], unknown: bool) -> bool:
-    """Return `look()`, a bound `path.exists` or `path.is_file`; `unknown` if this user may not look."""
+def file_exists(path: Path, unknown: bool, is_kind: Callable[[int], bool] = bool) -> bool:
+    """Return whether a file of this kind exists; `unknown` if this user may not look."""
     try:
-        return look()
+        return _exists(path, is_kind)
     except OSError:
         return unknown
 
 
-def access_problem(look: Callable[[], bool], missing: str) -> str:
+def access_problem(path: Path, missing: str, is_kind: Callable[[int], bool] = bool) -> str:
     """Return the text about a file that is missing (`missing`) or not accessible; empty if it exists."""
     try:
-        return "" if look() else missing
+        return "" if _exists(path, is_kind) else missing
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
+
+
+def _exists(path: Path, is_kind: Callable[[int], bool]) -> bool:
+    """Return whether there is a file with such a mode. Raises: OSError, which `Path.exists` of Python 3.14 hides."""
+    try:
+        return is_kind(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a name with a NUL
+        return False
 
 
 # -- description of a setting ------------------------------------------------------------------------------------------

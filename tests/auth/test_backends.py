@@ -73,7 +73,7 @@ class BackendHarness:
 
     def break_database(self) -> Callable[[], None]:
         """Make every write fail until the returned function is called."""
-        store = self.metadata._core()
+        store = self.metadata._connected()
         write = store.write
 
         def fail(changes: object) -> None:
