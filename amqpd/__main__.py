@@ -12,6 +12,7 @@ import time
 
 _started = time.monotonic()  # before the imports, so that the ready line includes their time
 
+import gc  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
@@ -38,7 +39,11 @@ def main(
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end if os.getpid() == 1 else signal.SIG_DFL)
-    return _main(sys.argv[1:] if argv is None else argv, guests, substitutes)
+    gc.disable()  # imports make few cycles; the server enables the collector when it is ready
+    try:
+        return _main(sys.argv[1:] if argv is None else argv, guests, substitutes)
+    finally:
+        gc.enable()
 
 
 def _end(number: int, _frame: object) -> None:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 if TYPE_CHECKING:
-    from amqpd.config import LogSettings
+    from amqpd.config.schema import LogSettings
 
 FIELDS: Final = ("connection", "channel", "vhost", "queue", "exchange", "user", "peer")
 _PLAIN: Final = re.compile(r"[\w./:*@-]+", re.ASCII)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from amqpd.process import Reloaded
     from amqpd.protocol_server import FrontEnd, Guest
     from amqpd.storage.filesystem import Clock, FileSystem
-    from amqpd.storage.metadata.interface import MetadataStore
+    from amqpd.storage.metadata.store import MetadataStore
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +61,8 @@ EXIT_FAILED: Final = 70
 KAFKA_PYTHON: Final = "kafka-python>=3.0.12,<4"
 """The requirement of the extra `kafka` in pyproject.toml."""
 # Interval and number of checks whether the broker is idle, for imports that it may need later.
-REST_LOOK_S: Final = 0.25
-REST_LOOKS: Final = 40
+REST_LOOK_S: Final = 1.0
+REST_LOOKS: Final = 10
 CLOCK_LOOK_S: Final = 5.0
 # Delay of the second look at a data directory that is not there.
 MISSING_LOOK_S: Final = 1.0
@@ -153,7 +153,7 @@ class Server:
         self.broker = Broker(settings, storage, self.metadata, loop)
         self.amqp = AmqpFrontEnd(self.broker)
         self.connections = self.amqp.connections
-        admin = AdminFrontEnd(self.broker, self, lambda: self._warm_up_when_idle(-1, REST_LOOKS))
+        admin = self._admin = AdminFrontEnd(self.broker, self)
         cluster_front_ends = []
         if self.node is not None:
             cluster_front_ends = [self.node.attach(self.broker, self.amqp, admin, self._first_rows, self.fail)]
@@ -257,6 +257,7 @@ class Server:
         """Start all protocol servers. Raises OSError if a port is in use."""
         for front_end in self.front_ends:
             await front_end.start()
+        self._warm_up_when_idle(-1, REST_LOOKS)
 
     def apply_settings(self, settings: Settings) -> None:
         """Apply the settings that can change in a running broker. Raises OSError, and then nothing is changed."""
@@ -312,14 +313,14 @@ class Server:
         self.broker.turn.schedule()
 
     def _warm_up_when_idle(self, turns: int, checks_left: int) -> None:
-        """Import SQLAlchemy (250 ms of CPU) and build the parser of selectors (60 ms) when the broker is idle.
+        """Start the HTTP server and build the parser of selectors when the broker is idle, or after all checks.
 
-        After a start, clients reconnect and drain their queues, which must not wait for it. A command that needs
-        one of them earlier triggers it.
+        The first HTTP connection starts the server before, and the first selector builds the parser. After a start,
+        clients reconnect and drain their queues, which must not wait for 400 ms of CPU.
         """
         now = self.broker.turn.number
         if now == turns or checks_left == 0:
-            self.metadata.warm()
+            self._admin.start_http()
             threading.Thread(target=_make_parsers, name="amqpd-selectors", daemon=True).start()
         else:
             self._idle_timer = self.loop.call_later(REST_LOOK_S, self._warm_up_when_idle, now, checks_left - 1)
@@ -394,8 +395,16 @@ class Server:
         self.failed = why
         self.stop()
 
+    def abandon(self) -> None:
+        """End the threads of a start that failed, and release the directory."""
+        self.metadata.close()
+        self.storage.close(clean=False)
+
     async def _stop(self) -> None:
         log.info("stopping: %d connections are closed", len(self.connections.by_name))
+        for timer in (self._maintenance_timer, self._idle_timer, self._clock_timer):
+            if timer is not None:
+                timer.cancel()
         if self.node is not None:
             await self.suspend_listeners()
             await self.node.leave()
@@ -405,9 +414,6 @@ class Server:
                     log.error("a protocol server did not stop; the logs are closed anyway", exc_info=result)
         for front_end in self.front_ends:
             front_end.close()
-        for timer in (self._maintenance_timer, self._idle_timer, self._clock_timer):
-            if timer is not None:
-                timer.cancel()
         self.broker.alarms.stop()
         self.broker.timers.stop()
         await asyncio.sleep(0)
@@ -509,9 +515,13 @@ async def serve(
     server = Server(settings, loop, guests, substitutes)
     server.notifier = Notifier(os.environ)
     server.read_settings = read_settings
-    await server.load_or_join()
-    await server.import_definitions()
-    await server.listen()
+    try:
+        await server.load_or_join()
+        await server.import_definitions()
+        await server.listen()
+    except BaseException:
+        server.abandon()
+        raise
     process.watch(loop, output, server.stop, server.on_sighup)
     if interpreted := warning():
         log.warning(interpreted)

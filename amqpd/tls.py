@@ -16,7 +16,7 @@ from amqpd.config.schema import DEPTH_MAX
 if TYPE_CHECKING:
     import asyncio
 
-    from amqpd.config import HttpTlsSettings, TlsSettings
+    from amqpd.config.schema import TlsSettings
 
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ HANDSHAKE_S: Final = 5.0
 """Time limit for a handshake."""
 
 
-def server_context(tls: TlsSettings | HttpTlsSettings, name: str) -> ssl.SSLContext:
+def server_context(tls: TlsSettings, name: str) -> ssl.SSLContext:
     """Return a context for TLS 1.2 and 1.3.
 
     Args:
@@ -164,7 +164,7 @@ def _no_passphrase() -> str:
     raise OSError("the private key has a passphrase, which is not supported")
 
 
-def renew(context: ssl.SSLContext, tls: TlsSettings | HttpTlsSettings, name: str) -> None:
+def renew(context: ssl.SSLContext, tls: TlsSettings, name: str) -> None:
     """Load certificate and key for later handshakes. Raises OSError, and keeps the old ones."""
     server_context(tls, name)  # check them before any change
     assert tls.certificate is not None  # server_context has checked it

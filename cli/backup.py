@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from amqpd import __version__
-from amqpd.cli.command import OPERATIONS, Command, Context
+from amqpd.cli.command import OPERATIONS, Context, command
 from amqpd.cli.errors import DATA, UNAVAILABLE, Failure
 
 FORMAT: Final = 1
@@ -53,6 +53,14 @@ _SEGMENT: Final = re.compile(r"\d{20}\.(log|log\.swap|index|timeindex|settled|se
 _NAME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ")
 
 
+@command(
+    OPERATIONS,
+    "Makes a backup of a running broker, without a pause",
+    "<directory>",
+    (("<directory>", "directory of the backups; a later one has links to unchanged files"),),
+    examples=(("backup /backups/amqpd", "creates /backups/amqpd/2026-11-23T03-45-00Z"),),
+    needs_app=False,
+)
 def backup(context: Context) -> None:
     if not context.client.is_local:
         raise Failure(DATA, "backup must run on the broker's machine, as its user, with --data-dir")
@@ -258,6 +266,14 @@ def _remove(path: Path) -> None:
     rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
+@command(
+    OPERATIONS,
+    "Makes a data directory from a backup",
+    "<backup>",
+    (("<backup>", "a directory that backup made"),),
+    examples=(("restore /backups/amqpd/2026-11-23T03-45-00Z", "into --data-dir, which must be empty"),),
+    needs_app=False,
+)
 def restore(context: Context) -> None:
     if not context.client.is_local:
         raise Failure(DATA, "restore must run on the machine of the new broker, with --data-dir")
@@ -337,25 +353,3 @@ def _sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-COMMANDS: Final = (
-    Command(
-        OPERATIONS,
-        backup,
-        "Makes a backup of a running broker, without a pause",
-        "<directory>",
-        (("<directory>", "directory of the backups; a later one has links to unchanged files"),),
-        examples=(("backup /backups/amqpd", "creates /backups/amqpd/2026-11-23T03-45-00Z"),),
-        needs_app=False,
-    ),
-    Command(
-        OPERATIONS,
-        restore,
-        "Makes a data directory from a backup",
-        "<backup>",
-        (("<backup>", "a directory that backup made"),),
-        examples=(("restore /backups/amqpd/2026-11-23T03-45-00Z", "into --data-dir, which must be empty"),),
-        needs_app=False,
-    ),
-)

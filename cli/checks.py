@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
-from amqpd.cli.command import MONITORING, Command, Context
+from amqpd.cli.command import MONITORING, Context, command
 from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, Failure, UsageError
 
 PURPOSES: Final = {"amqp": "AMQP 0-9-1", "amqp/ssl": "AMQP 0-9-1 over TLS", "http": "HTTP API", "https": "HTTPS API"}
@@ -46,6 +46,14 @@ def app_runs(context: Context) -> bool:
     return bool(context.client.get("/api/amqpd/app")["running"])
 
 
+_command = partial(command, MONITORING)
+
+
+@_command(
+    "Fails if the broker does not serve AMQP clients",
+    examples=(("check_running -t 5", "exit code 69 also between stop_app and start_app"),),
+    needs_app=False,
+)
 def check_running(context: Context) -> None:
     context.info(f"Checking if amqpd is running on node {context.node} ...")
     if not app_runs(context):
@@ -53,6 +61,11 @@ def check_running(context: Context) -> None:
     context.success(f"amqpd on node {context.node} is fully booted and running")
 
 
+@_command(
+    "Displays whether clients can connect",
+    examples=(("is_running --formatter json", "the answer is in the key `result`; the exit code is 0 in both cases"),),
+    needs_app=False,
+)
 def is_running(context: Context) -> None:
     """rabbit: exit code 0 in both cases; the answer is the text, or `result` in JSON."""
     context.info(f"Asking node {context.node} for its status ...")
@@ -61,6 +74,11 @@ def is_running(context: Context) -> None:
     context.answer({"result": running, "message": text}, text)
 
 
+@_command(
+    "Displays whether the broker is still starting",
+    examples=(("is_booting", "a broker that answers has started"),),
+    needs_app=False,
+)
 def is_booting(context: Context) -> None:
     """Answer no: the admin API listens only after the boot."""
     context.info(f"Asking node {context.node} for its boot status ...")
@@ -74,6 +92,10 @@ def _not_running(context: Context) -> str:
     return f"amqpd on node {context.node} is not running or has not fully booted yet (check with is_booting)"
 
 
+@_command(
+    "Checks the app and its alarms; deprecated in RabbitMQ",
+    examples=(("node_health_check", "exit code 70 if the check fails"),),
+)
 def node_health_check(context: Context) -> None:
     context.warn("node_health_check is deprecated: check_running, check_local_alarms and others say more.")
     context.info(f"Checking health of node {context.node} ...")
@@ -109,6 +131,7 @@ def _where(context: Context, found: list[str]) -> dict[str, list[str]]:
     return {"local": local, "global": [each for each in found if each not in local]}
 
 
+@_command("Lists the alarms in effect", examples=(("alarms --formatter json", "for programs"),))
 def alarms(context: Context) -> None:
     context.info(f"Asking node {context.node} to report any known resource alarms ...")
     found = alarms_of(context, local=False)
@@ -120,7 +143,20 @@ def alarms(context: Context) -> None:
     context.answer({**message, **_where(context, found)}, "\n".join(found))
 
 
-def check_alarms(local: bool, context: Context) -> None:
+@_command("Fails if there is an alarm", examples=(("check_alarms", "exit code 69 while publishers are blocked"),))
+def check_alarms(context: Context) -> None:
+    _check_alarms(context, local=False)
+
+
+@_command(
+    "Fails if this node has an alarm",
+    examples=(("-q check_local_alarms", "for a probe; on a single node the same as check_alarms"),),
+)
+def check_local_alarms(context: Context) -> None:
+    _check_alarms(context, local=True)
+
+
+def _check_alarms(context: Context, *, local: bool) -> None:
     context.info(f"Asking node {context.node} to report any local resource alarms ...")
     found = alarms_of(context, local)
     fine = f"Node {context.node} reported no {'local alarms' if local else 'alarms, local or clusterwide'}"
@@ -148,6 +184,9 @@ def listener_line(one: dict[str, Any]) -> str:
     return f"Interface: {one['interface']}, port: {one['port']}, protocol: {one['protocol']}, purpose: {one['purpose']}"
 
 
+@_command(
+    "Lists active listeners: interface, port, protocol", examples=(("listeners --formatter json", "for programs"),)
+)
 def listeners(context: Context) -> None:
     context.info(f"Asking node {context.node} to report its protocol listeners ...")
     found = listeners_of(context)
@@ -155,6 +194,10 @@ def listeners(context: Context) -> None:
     context.answer(answer, "\n".join(listener_line(one) for one in found))
 
 
+@_command(
+    "Health check that connects to the port of each listener",
+    examples=(("check_port_connectivity", "exit code 69 with the port that does not answer"),),
+)
 def check_port_connectivity(context: Context) -> None:
     import socket
 
@@ -174,6 +217,11 @@ def check_port_connectivity(context: Context) -> None:
     check(context, f"Successfully connected to ports {ports} on node {context.node}.", wrong if bad else "")
 
 
+@_command(
+    "Fails if no listener uses the port",
+    details=(("<port>", "number of a TCP port"),),
+    examples=(("check_port_listener 5672", "exit code 0 if AMQP is on its usual port"),),
+)
 def check_port_listener(context: Context) -> None:
     text = context.operands[0]
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
@@ -188,6 +236,11 @@ def check_port_listener(context: Context) -> None:
     check(context, fine, "" if int(text) in ports else wrong, {"port": int(text)})
 
 
+@_command(
+    "Fails if no listener serves the protocol",
+    details=(("<protocol>", "amqp, amqps, http, or another protocol that `listeners` shows"),),
+    examples=(("check_protocol_listener amqps", "exit code 69 if there is no TLS listener"),),
+)
 def check_protocol_listener(context: Context) -> None:
     text = context.operands[0]
     context.info(f"Asking node {context.node} if there's an active listener for protocol {text} ...")
@@ -205,6 +258,10 @@ def check_protocol_listener(context: Context) -> None:
 # -- what is inside ----------------------------------------------------------------------------------------------------
 
 
+@_command(
+    "Health check that all vhosts are running",
+    examples=(("check_virtual_hosts", "exit code 69 and the names of vhosts that are down"),),
+)
 def check_virtual_hosts(context: Context) -> None:
     context.info(f"Checking if all vhosts are running on node {context.node} ...")
     found = context.client.send("GET", "/api/health/checks/virtual-hosts")
@@ -215,6 +272,10 @@ def check_virtual_hosts(context: Context) -> None:
     check(context, f"Node {context.node} reported all vhosts as running", wrong if down else "")
 
 
+@_command(
+    "Displays the certificates of listeners that use TLS",
+    examples=(("certificates --formatter json", "subject, issuer, validity"),),
+)
 def certificates(context: Context) -> None:
     context.info(f"Certificates of node {context.node} ...")
     found = context.client.get("/api/amqpd/certificates")
@@ -224,6 +285,16 @@ def certificates(context: Context) -> None:
     context.answer(found, "\n".join(lines))
 
 
+@_command(
+    "Fails if a certificate expires soon",
+    "[--within <within>] [--unit <unit>] [--timeout <timeout>]",
+    examples=(
+        (
+            "check_certificate_expiration --within 30 --unit days",
+            "exit code 69 and the certificates that expire within 30 days",
+        ),
+    ),
+)
 def check_certificate_expiration(context: Context) -> None:
     unit = context.line.given.get("unit", "weeks").lower()
     within = context.line.number("within") if "within" in context.line.given else 4
@@ -236,90 +307,3 @@ def check_certificate_expiration(context: Context) -> None:
     bad = [each for each in context.client.get("/api/amqpd/certificates") if each["not_after_s"] < until]
     wrong = "\n".join(f"Certificate {each['path']} expires on {each['not_after']}" for each in bad)
     check(context, f"No certificates are expiring within {within} {unit}.", wrong)
-
-
-_row = partial(Command, MONITORING)
-
-COMMANDS: Final = (
-    _row(alarms, "Lists the alarms in effect", examples=(("alarms --formatter json", "for programs"),)),
-    _row(
-        partial(check_alarms, False),
-        "Fails if there is an alarm",
-        own_name="check_alarms",
-        examples=(("check_alarms", "exit code 69 while publishers are blocked"),),
-    ),
-    _row(
-        partial(check_alarms, True),
-        "Fails if this node has an alarm",
-        own_name="check_local_alarms",
-        examples=(("-q check_local_alarms", "for a probe; on a single node the same as check_alarms"),),
-    ),
-    _row(
-        check_running,
-        "Fails if the broker does not serve AMQP clients",
-        examples=(("check_running -t 5", "exit code 69 also between stop_app and start_app"),),
-        needs_app=False,
-    ),
-    _row(
-        is_running,
-        "Displays whether clients can connect",
-        examples=(
-            ("is_running --formatter json", "the answer is in the key `result`; the exit code is 0 in both cases"),
-        ),
-        needs_app=False,
-    ),
-    _row(
-        is_booting,
-        "Displays whether the broker is still starting",
-        examples=(("is_booting", "a broker that answers has started"),),
-        needs_app=False,
-    ),
-    _row(
-        node_health_check,
-        "Checks the app and its alarms; deprecated in RabbitMQ",
-        examples=(("node_health_check", "exit code 70 if the check fails"),),
-    ),
-    _row(
-        listeners,
-        "Lists active listeners: interface, port, protocol",
-        examples=(("listeners --formatter json", "for programs"),),
-    ),
-    _row(
-        check_port_connectivity,
-        "Health check that connects to the port of each listener",
-        examples=(("check_port_connectivity", "exit code 69 with the port that does not answer"),),
-    ),
-    _row(
-        check_port_listener,
-        "Fails if no listener uses the port",
-        details=(("<port>", "number of a TCP port"),),
-        examples=(("check_port_listener 5672", "exit code 0 if AMQP is on its usual port"),),
-    ),
-    _row(
-        check_protocol_listener,
-        "Fails if no listener serves the protocol",
-        details=(("<protocol>", "amqp, amqps, http, or another protocol that `listeners` shows"),),
-        examples=(("check_protocol_listener amqps", "exit code 69 if there is no TLS listener"),),
-    ),
-    _row(
-        check_virtual_hosts,
-        "Health check that all vhosts are running",
-        examples=(("check_virtual_hosts", "exit code 69 and the names of vhosts that are down"),),
-    ),
-    _row(
-        certificates,
-        "Displays the certificates of listeners that use TLS",
-        examples=(("certificates --formatter json", "subject, issuer, validity"),),
-    ),
-    _row(
-        check_certificate_expiration,
-        "Fails if a certificate expires soon",
-        "[--within <within>] [--unit <unit>] [--timeout <timeout>]",
-        examples=(
-            (
-                "check_certificate_expiration --within 30 --unit days",
-                "exit code 69 and the certificates that expire within 30 days",
-            ),
-        ),
-    ),
-)

@@ -24,7 +24,7 @@ from typing import IO, Any, Final
 
 from amqpd.cli.checks import alarms_of, listener_item, listeners_of
 from amqpd.cli.client import quoted
-from amqpd.cli.command import MONITORING, OPERATIONS, Command, Context
+from amqpd.cli.command import MONITORING, OPERATIONS, Context, command
 from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, AppRuns, Failure, UsageError
 from amqpd.cli.terminal import bold
 
@@ -89,6 +89,20 @@ def cluster_sections(cluster: Found) -> tuple[tuple[str, list[str]], ...]:
     return (("Vhosts", vhosts or ["(none)"]), ("Kafka", kafka))
 
 
+NODE: Final = ("<node>", "name of a node")
+REPLICATION: Final = "Replication"
+QUEUE: Final = ("<queue>", "name of a queue in the vhost")
+_command = partial(command, GROUP)
+_monitoring = partial(command, MONITORING)
+
+
+@_command(
+    "Checks Kafka and the settings of a node before its first start",
+    "[<file>]",
+    (("<file>", "the node's settings file; AMQPD_* variables count too"),),
+    examples=(("check_cluster amqpd.toml", "a line for each check; exit code 69 if one fails"),),
+    needs_app=False,
+)
 def check_cluster(context: Context) -> None:
     """Run the check as a program of its own, because amqpctl imports nothing of the server."""
     files = [f"--config={name}" for name in context.operands]
@@ -97,6 +111,15 @@ def check_cluster(context: Context) -> None:
         raise Failure(code, "not all checks have passed, see above")
 
 
+@_command(
+    "Moves a vhost to another node of a cluster",
+    "<vhost> <node>",
+    (
+        ("<vhost>", "the vhost; its clients are closed with code 320 and can reconnect to any node"),
+        ("<node>", "name of a node, as cluster_status shows it"),
+    ),
+    examples=(("move_vhost shop amqpd@two", "returns when the other node serves the vhost"),),
+)
 def move_vhost(context: Context) -> None:
     name, node = context.operands
     context.info(f"Moving vhost '{name}' to node {node} ...")
@@ -122,6 +145,10 @@ LOOK_S: Final = 1.0
 ALONE: Final = "Nodes of amqpd join and leave a cluster by the settings cluster.*, not by this command"
 
 
+@_command(
+    "Displays the nodes of the cluster, or the single broker: versions, alarms, listeners, vhosts",
+    examples=(("cluster_status --formatter json", "JSON with RabbitMQ's keys"),),
+)
 def cluster_status(context: Context) -> None:
     about = context.client.get("/api/amqpd/status?totals=false")
     node = about["node"]
@@ -188,6 +215,11 @@ def _text(context: Context, found: dict[str, Any], cluster: dict[str, Any] | Non
     )
 
 
+@_command(
+    "Waits until the cluster has this number of nodes; a single broker has one",
+    details=(("<count>", "1 succeeds if the broker runs; a higher number needs a cluster"),),
+    examples=(("await_online_nodes 1", "exit code 0 if the broker runs"),),
+)
 def await_online_nodes(context: Context) -> None:
     """rabbit: 70 after the timeout. A single broker never gets a second node, so it answers at once."""
     text = context.operands[0]
@@ -216,6 +248,13 @@ def needs_stopped_app(context: Context) -> None:
         raise AppRuns
 
 
+@_command(
+    "Changes the type of the node: disc is accepted, ram is refused",
+    "<disc | ram>",
+    (("<disc | ram>", "disc succeeds, because every node of amqpd is a disc node"),),
+    examples=(("change_cluster_node_type disc", "after stop_app"),),
+    needs_app=False,
+)
 def change_cluster_node_type(context: Context) -> None:
     kind = context.operands[0]
     if kind not in {"disc", "disk", "ram"}:
@@ -227,6 +266,13 @@ def change_cluster_node_type(context: Context) -> None:
     context.success("Node type is already disc")
 
 
+@_command(
+    "Removes a node from the cluster: refused, a stopped node has already left it",
+    "<node>",
+    (NODE,),
+    examples=(("forget_cluster_node rabbit@other", "exit code 69: it is not in the cluster"),),
+    needs_app=False,
+)
 def forget_cluster_node(context: Context) -> None:
     name = context.operands[0]
     context.info(f"Removing node {name} from the cluster")
@@ -236,6 +282,12 @@ def forget_cluster_node(context: Context) -> None:
     raise Failure(UNAVAILABLE, "The node selected is not in the cluster.")
 
 
+@_monitoring(
+    "Shows the other nodes of the cluster",
+    "",
+    examples=(("discover_peers", "no names for a single broker"),),
+    needs_app=False,
+)
 def discover_peers(context: Context) -> None:
     context.info("Discovering peers nodes ...")
     cluster = cluster_of(context)
@@ -243,19 +295,30 @@ def discover_peers(context: Context) -> None:
     context.success("\n".join(sorted(peers)) or "No peers discovered")
 
 
+@_command(
+    "Renames nodes: refused, a node's name comes from its machine or from cluster.node",
+    "<old> <new>",
+    (("<old> <new>", "old and new name of a node"),),
+    examples=(("rename_cluster_node rabbit@a rabbit@b", "exit code 64"),),
+    needs_app=False,
+)
 def rename_cluster_node(context: Context) -> None:
     """rabbit: the node must be stopped. amqpd's name comes from its machine."""
     context.client.get("/api/amqpd/ping")
     raise UsageError("this command requires the target node to be stopped; amqpd's is named after its machine")
 
 
-NODE: Final = ("<node>", "name of a node")
-
-
 OWN: Final = frozenset({"cluster_name", "internal_cluster_id"})
 """Global parameters that the cluster keeps: they are not imported."""
 
 
+@command(
+    "Cluster",
+    "Imports the vhosts and messages of a stopped broker's data directory",
+    "<directory>",
+    (("<directory>", "data directory of a stopped broker"),),
+    examples=(("cluster_import /var/lib/amqpd", "into the cluster of this node"),),
+)
 def cluster_import(context: Context) -> None:
     (directory,) = context.operands
     context.info(f"Importing {directory} into node {context.node} ...")
@@ -311,7 +374,6 @@ def _read(reading: subprocess.Popen[bytes], out: IO[bytes]) -> Iterator[dict[str
     raise Failure(DATA, said[-1] if said else f"reading ended with exit code {reading.returncode}")
 
 
-REPLICATION: Final = "Replication"
 PAGE_COUNT: Final = 100
 KINDS: Final = ("all", "classic", "quorum", "stream")
 NOT_FOUND: Final = Failure(UNAVAILABLE, "not_found")
@@ -326,6 +388,15 @@ def queue_of(context: Context, kind: str) -> dict[str, Any]:
     return found
 
 
+@command(
+    "Cluster",
+    "Distributes vhosts over the nodes of the cluster; no effect on a single broker",
+    "[--vhost <vhost>] <all | classic | quorum | stream> [--timeout <timeout>]",
+    (("<all | classic | quorum | stream>", "accepted, without effect"),),
+    own_name="rebalance",
+    own_options=("vhost-pattern", "queue-pattern"),
+    examples=(("rebalance all", "the list of moved vhosts"),),
+)
 def rebalance_leaders(context: Context) -> None:
     kind = context.operands[0]
     if kind not in KINDS:
@@ -334,6 +405,16 @@ def rebalance_leaders(context: Context) -> None:
     rebalance(context, cluster_of(context))
 
 
+@command(
+    REPLICATION,
+    "Removes a replica of a quorum queue: the only one cannot be removed",
+    "[--vhost <vhost>] <queue> <node> [--timeout <timeout>]",
+    (
+        QUEUE,
+        NODE,
+    ),
+    examples=(("delete_member orders rabbit@other", "exit code 0: it has no replica"),),
+)
 def delete_member(context: Context) -> None:
     name, node = context.operands
     context.info(f"Removing a replica of queue {name} on node {node}...")
@@ -343,6 +424,12 @@ def delete_member(context: Context) -> None:
     context.success()  # rabbit: the replica on a node that has none is removed already
 
 
+@_monitoring(
+    "Displays the leader of a quorum queue",
+    "[--vhost <vhost>] <queue> [--timeout <timeout>]",
+    (QUEUE,),
+    examples=(("quorum_status -p shop orders", "the node that serves the vhost"),),
+)
 def quorum_status(context: Context) -> None:
     context.info(f"Status of quorum queue {context.operands[0]} on node {context.node} ...")
     queue = queue_of(context, "quorum")
@@ -350,6 +437,12 @@ def quorum_status(context: Context) -> None:
     context.show(columns, [[queue.get("node", context.node), "leader", "voter"]])
 
 
+@_monitoring(
+    "Displays the writer of a stream, its messages and readers",
+    "[--vhost <vhost>] <queue> [--timeout <timeout>]",
+    (QUEUE,),
+    examples=(("stream_status events", "the writer is the node that serves the vhost"),),
+)
 def stream_status(context: Context) -> None:
     context.info(f"Status of stream {context.operands[0]} on node {context.node} ...")
     queue = queue_of(context, "stream")
@@ -359,6 +452,15 @@ def stream_status(context: Context) -> None:
     context.show(columns, [row])
 
 
+@_monitoring(
+    "Shows the message at a position of a queue, without changing the queue",
+    "[--vhost <vhost>] <queue> <position> [--timeout <timeout>]",
+    (
+        QUEUE,
+        ("<position>", "position of the message, from 1"),
+    ),
+    examples=(("peek orders 1", "the first message"),),
+)
 def peek(context: Context) -> None:
     """Show the message at a position, counted from 1. Cost: the messages before it are read too."""
     name, text = context.operands
@@ -380,6 +482,13 @@ def peek(context: Context) -> None:
     context.show(("keys", "values"), [[key, item[key]] for key in sorted(item)])
 
 
+@command(
+    OPERATIONS,
+    "Frees the memory of a quorum queue: no effect, amqpd always frees it",
+    "[--vhost <vhost>] <queue> [--timeout <timeout>]",
+    (QUEUE,),
+    examples=(("reclaim_quorum_memory orders", "exit code 0, no effect"),),
+)
 def reclaim_quorum_memory(context: Context) -> None:
     """Check the queue and do nothing: amqpd syncs logs as they grow and frees their memory."""
     name = context.operands[0]
@@ -391,143 +500,8 @@ def reclaim_quorum_memory(context: Context) -> None:
     context.success()
 
 
+@_monitoring("Displays the coordinator of streams", examples=(("coordinator_status", "always the node that answers"),))
 def coordinator_status(context: Context) -> None:
     context.info("Getting the status of the stream coordinator ...")
     context.client.get("/api/amqpd/ping")
     context.show(("Node Name", "Raft State"), [[context.node, "leader"]])
-
-
-QUEUE: Final = ("<queue>", "name of a queue in the vhost")
-
-
-_row = partial(Command, GROUP)
-_monitoring = partial(Command, MONITORING)
-
-COMMANDS: Final = (
-    _row(
-        check_cluster,
-        "Checks Kafka and the settings of a node before its first start",
-        "[<file>]",
-        (("<file>", "the node's settings file; AMQPD_* variables count too"),),
-        examples=(("check_cluster amqpd.toml", "a line for each check; exit code 69 if one fails"),),
-        needs_app=False,
-    ),
-    _row(
-        move_vhost,
-        "Moves a vhost to another node of a cluster",
-        "<vhost> <node>",
-        (
-            ("<vhost>", "the vhost; its clients are closed with code 320 and can reconnect to any node"),
-            ("<node>", "name of a node, as cluster_status shows it"),
-        ),
-        examples=(("move_vhost shop amqpd@two", "returns when the other node serves the vhost"),),
-    ),
-    _row(
-        await_online_nodes,
-        "Waits until the cluster has this number of nodes; a single broker has one",
-        details=(("<count>", "1 succeeds if the broker runs; a higher number needs a cluster"),),
-        examples=(("await_online_nodes 1", "exit code 0 if the broker runs"),),
-    ),
-    _row(
-        change_cluster_node_type,
-        "Changes the type of the node: disc is accepted, ram is refused",
-        "<disc | ram>",
-        (("<disc | ram>", "disc succeeds, because every node of amqpd is a disc node"),),
-        examples=(("change_cluster_node_type disc", "after stop_app"),),
-        needs_app=False,
-    ),
-    _row(
-        cluster_status,
-        "Displays the nodes of the cluster, or the single broker: versions, alarms, listeners, vhosts",
-        examples=(("cluster_status --formatter json", "JSON with RabbitMQ's keys"),),
-    ),
-    _monitoring(
-        discover_peers,
-        "Shows the other nodes of the cluster",
-        "",
-        examples=(("discover_peers", "no names for a single broker"),),
-        needs_app=False,
-    ),
-    _row(
-        forget_cluster_node,
-        "Removes a node from the cluster: refused, a stopped node has already left it",
-        "<node>",
-        (NODE,),
-        examples=(("forget_cluster_node rabbit@other", "exit code 69: it is not in the cluster"),),
-        needs_app=False,
-    ),
-    _row(
-        rename_cluster_node,
-        "Renames nodes: refused, a node's name comes from its machine or from cluster.node",
-        "<old> <new>",
-        (("<old> <new>", "old and new name of a node"),),
-        examples=(("rename_cluster_node rabbit@a rabbit@b", "exit code 64"),),
-        needs_app=False,
-    ),
-    Command(
-        "Cluster",
-        cluster_import,
-        "Imports the vhosts and messages of a stopped broker's data directory",
-        "<directory>",
-        (("<directory>", "data directory of a stopped broker"),),
-        examples=(("cluster_import /var/lib/amqpd", "into the cluster of this node"),),
-    ),
-    Command(
-        REPLICATION,
-        delete_member,
-        "Removes a replica of a quorum queue: the only one cannot be removed",
-        "[--vhost <vhost>] <queue> <node> [--timeout <timeout>]",
-        (
-            QUEUE,
-            NODE,
-        ),
-        examples=(("delete_member orders rabbit@other", "exit code 0: it has no replica"),),
-    ),
-    Command(
-        "Cluster",
-        rebalance_leaders,
-        "Distributes vhosts over the nodes of the cluster; no effect on a single broker",
-        "[--vhost <vhost>] <all | classic | quorum | stream> [--timeout <timeout>]",
-        (("<all | classic | quorum | stream>", "accepted, without effect"),),
-        own_name="rebalance",
-        own_options=("vhost-pattern", "queue-pattern"),
-        examples=(("rebalance all", "the list of moved vhosts"),),
-    ),
-    _monitoring(
-        quorum_status,
-        "Displays the leader of a quorum queue",
-        "[--vhost <vhost>] <queue> [--timeout <timeout>]",
-        (QUEUE,),
-        examples=(("quorum_status -p shop orders", "the node that serves the vhost"),),
-    ),
-    _monitoring(
-        stream_status,
-        "Displays the writer of a stream, its messages and readers",
-        "[--vhost <vhost>] <queue> [--timeout <timeout>]",
-        (QUEUE,),
-        examples=(("stream_status events", "the writer is the node that serves the vhost"),),
-    ),
-    _monitoring(
-        coordinator_status,
-        "Displays the coordinator of streams",
-        examples=(("coordinator_status", "always the node that answers"),),
-    ),
-    _monitoring(
-        peek,
-        "Shows the message at a position of a queue, without changing the queue",
-        "[--vhost <vhost>] <queue> <position> [--timeout <timeout>]",
-        (
-            QUEUE,
-            ("<position>", "position of the message, from 1"),
-        ),
-        examples=(("peek orders 1", "the first message"),),
-    ),
-    Command(
-        OPERATIONS,
-        reclaim_quorum_memory,
-        "Frees the memory of a quorum queue: no effect, amqpd always frees it",
-        "[--vhost <vhost>] <queue> [--timeout <timeout>]",
-        (QUEUE,),
-        examples=(("reclaim_quorum_memory orders", "exit code 0, no effect"),),
-    ),
-)

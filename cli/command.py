@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple, TextIO
 
 from amqpd.cli.client import ApiClient
@@ -17,6 +17,7 @@ from amqpd.cli.terminal import bold
 MONITORING: Final = "Monitoring, observability and health checks"
 CONFIGURATION: Final = "Configuration and Environment"
 OPERATIONS: Final = "Operations"
+PLUGIN_GROUP: Final = "Plugin Management"
 GROUPS: Final = (
     "Help",
     "Nodes",
@@ -35,7 +36,7 @@ GROUPS: Final = (
     "Queues",
     "Stream plugin",
     "Kafka groups",
-    "Plugin Management",
+    PLUGIN_GROUP,
     "Upgrade",
     "Logs",
 )
@@ -161,8 +162,16 @@ class Context:
         return text
 
 
+def named_columns(known: Collection[str], operands: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that the user names, each once; `a,b` is `a b`. Raises: UsageError with all unknown ones."""
+    asked = dict.fromkeys(name for operand in operands for name in operand.split(",") if name)
+    if unknown := sorted(asked.keys() - set(known)):
+        raise UsageError(f"Info key(s) {','.join(unknown)} are not supported")
+    return tuple(asked)
+
+
 class Command(NamedTuple):
-    """One row of the table of commands. Its usage says how many operands it needs, and which options it has.
+    """A command. Its usage says how many operands it needs, and which options it has.
 
     In a usage `<name>` is an operand, `[...]` may be missing, `...` is any number, `--name <value>` is an option.
 
@@ -239,3 +248,23 @@ class Command(NamedTuple):
             raise UsageError("not enough arguments.")
         if self.most is not None and len(operands) > self.most:
             raise UsageError("too many arguments.")
+
+
+def command(
+    group: str,
+    summary: str,
+    usage: str | None = None,
+    details: tuple[tuple[str, str], ...] = (),
+    *,
+    own_options: tuple[str, ...] | None = None,
+    columns: tuple[str, ...] = (),
+    shown: int = 0,
+    examples: tuple[tuple[str, str], ...] = (),
+    needs_app: bool = True,
+    has_json_errors: bool = False,
+    needs: int | None = None,
+    own_name: str = "",
+) -> Callable[[Callable[[Context], None]], Command]:
+    """Return a decorator that makes a function a command. The parameters are the attributes of `Command`."""
+    rest = (usage, details, own_options, columns, shown, examples, needs_app, has_json_errors, needs, own_name)
+    return lambda run: Command(group, run, summary, *rest)

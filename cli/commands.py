@@ -1,10 +1,13 @@
 """The table of all commands.
 
-To add a command, write a `Command` in the module it belongs to. This table, the help and the tests find it there.
+To add a command, decorate a function by `command` in the module it belongs to. This table, the help and the tests find
+it there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import ModuleType
 from typing import Final
 
 from amqpd.cli import (
@@ -32,10 +35,19 @@ from amqpd.cli import (
     vhosts,
 )
 from amqpd.cli import help as help_texts
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import PLUGIN_GROUP, Command, Context, command
 from amqpd.cli.errors import USAGE, Failure
 
 
+@command(
+    "Help",
+    "Explains a command",
+    "(<command> | [--list-commands])",
+    (("<command>", "the command; without it, the list of all commands"),),
+    own_name="help",
+    examples=(("help list_queues", "usage, columns and examples of list_queues"),),
+    needs=0,
+)
 def show_help(context: Context) -> None:
     commands = context.commands
     if "list-commands" in context.line.given:
@@ -47,17 +59,6 @@ def show_help(context: Context) -> None:
     else:
         raise Failure(USAGE, "\n" + help_texts.unknown(context.operands[0], commands, context.program))
 
-
-HELP: Final = Command(
-    "Help",
-    show_help,
-    "Explains a command",
-    "(<command> | [--list-commands])",
-    (("<command>", "the command; without it, the list of all commands"),),
-    own_name="help",
-    examples=(("help list_queues", "usage, columns and examples of list_queues"),),
-    needs=0,
-)
 
 _MODULES: Final = (
     backup,
@@ -83,7 +84,18 @@ _MODULES: Final = (
     users,
     vhosts,
 )
-COMMANDS: Final[dict[str, Command]] = {
-    HELP.name: HELP,
-    **{command.name: command for module in _MODULES for command in module.COMMANDS},
+
+
+def _commands_of(module: ModuleType) -> Iterator[Command]:
+    """Yield the decorated functions of a module, and the commands in its tuple COMMANDS."""
+    yield from (each for each in vars(module).values() if isinstance(each, Command))
+    yield from getattr(module, "COMMANDS", ())
+
+
+_ALL: Final = {each.name: each for module in _MODULES for each in _commands_of(module)}
+PLUGIN_COMMANDS: Final = {name: each for name, each in _ALL.items() if each.group == PLUGIN_GROUP}
+"""The commands of rabbitmq-plugins, which no other tool has."""
+COMMANDS: Final = {
+    show_help.name: show_help,
+    **{name: each for name, each in _ALL.items() if each.group != PLUGIN_GROUP},
 }

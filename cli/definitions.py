@@ -9,7 +9,7 @@ import json
 from typing import Any, Final
 
 from amqpd.cli.client import quoted
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import Context, command
 from amqpd.cli.errors import DATA, Failure, UsageError
 
 GROUP: Final = "Definitions"
@@ -31,6 +31,19 @@ def _path(context: Context) -> str:
     return f"/api/definitions/{quoted(context.vhost)}" if "vhost" in context.line.given else "/api/definitions"
 
 
+_FILE: Final = ('<file_path | "-">', "a file; - is standard input or output. Without -p: all vhosts, with users")
+
+
+@command(
+    GROUP,
+    "Exports definitions in JSON: vhosts, users, permissions, policies, exchanges, queues, bindings",
+    '[--vhost <vhost>] <file_path | "-"> [--format <json>] [--timeout <timeout>]',
+    (_FILE,),
+    examples=(
+        ("export_definitions /backup/definitions.json", "all but messages; only the owner can read the file"),
+        ("-q export_definitions -p shop -", "one vhost, to standard output"),
+    ),
+)
 def export_definitions(context: Context) -> None:
     _json_only(context)
     name = context.operands[0]
@@ -81,6 +94,18 @@ def _exported(context: Context) -> Any:
     return found
 
 
+@command(
+    GROUP,
+    "Imports definitions in JSON, all or none",
+    '[--vhost <vhost>] [<file_path | "-">] [--format <json>] [--skip-if-unchanged] [--skip-unsupported] '
+    "[--timeout <timeout>]",
+    (_FILE,),
+    examples=(
+        ("import_definitions /backup/definitions.json", "exit code 65 and all errors, if it is not possible"),
+        ("import_definitions --skip-if-unchanged d.json", "imports nothing if all objects exist already"),
+        ("import_definitions --skip-unsupported d.json", "standard error has a list of skipped objects"),
+    ),
+)
 def import_definitions(context: Context) -> None:
     _json_only(context)
     if context.operands and context.operands[0] != "-":
@@ -156,34 +181,3 @@ def _agrees(item: Any, there: Any) -> bool:
     if isinstance(item, dict) and isinstance(there, dict):
         return all(name in there and _agrees(value, there[name]) for name, value in item.items())
     return bool(item == there)
-
-
-_FILE: Final = ('<file_path | "-">', "a file; - is standard input or output. Without -p: all vhosts, with users")
-
-
-COMMANDS: Final = (
-    Command(
-        GROUP,
-        export_definitions,
-        "Exports definitions in JSON: vhosts, users, permissions, policies, exchanges, queues, bindings",
-        '[--vhost <vhost>] <file_path | "-"> [--format <json>] [--timeout <timeout>]',
-        (_FILE,),
-        examples=(
-            ("export_definitions /backup/definitions.json", "all but messages; only the owner can read the file"),
-            ("-q export_definitions -p shop -", "one vhost, to standard output"),
-        ),
-    ),
-    Command(
-        GROUP,
-        import_definitions,
-        "Imports definitions in JSON, all or none",
-        '[--vhost <vhost>] [<file_path | "-">] [--format <json>] [--skip-if-unchanged] [--skip-unsupported] '
-        "[--timeout <timeout>]",
-        (_FILE,),
-        examples=(
-            ("import_definitions /backup/definitions.json", "exit code 65 and all errors, if it is not possible"),
-            ("import_definitions --skip-if-unchanged d.json", "imports nothing if all objects exist already"),
-            ("import_definitions --skip-unsupported d.json", "standard error has a list of skipped objects"),
-        ),
-    ),
-)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from amqpd.cli.client import quoted
-from amqpd.cli.command import CONFIGURATION, MONITORING, Command, Context
+from amqpd.cli.command import CONFIGURATION, MONITORING, Context, command
 from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError, VhostNotFound
 from amqpd.cli.formatters import BY_NAME, compact
 from amqpd.cli.listings import Item, Listing, plain, value, wanted
@@ -25,12 +25,32 @@ LEVELS: Final = ("debug", "info", "warning", "error", "critical", "none")
 FOLLOW_S: Final = 0.25
 
 
+PATH: Final = "/api/audit"
+SHOWN_COUNT: Final = 100
+"""Number of records without --since and --limit."""
+RECORDS: Final = Listing(
+    PATH,
+    ("time", "event", "vhost", "name", "user", "peer", "result", "count", "reason"),
+    plain(
+        "time", "event", "vhost", "name", "user", "peer", "result", "count", "reason", "front_end", "connection",
+        "details", "offset",
+    ),
+)  # fmt: skip
+_command = partial(command, CONFIGURATION)
+_monitoring = partial(command, MONITORING, needs_app=False)
+
+
+@_monitoring("Displays the broker's version", examples=(("-q server_version", "only the version"),))
 def server_version(context: Context) -> None:
     context.info(f"Asking node {context.node} for its version...")
     version = context.client.get("/api/amqpd/version")["version"]
     context.answer({"result": "ok", "value": version}, version)
 
 
+@_monitoring(
+    "Displays the version of the broker's runtime, Python",
+    examples=(("erlang_version", "also whether the hot modules are compiled"),),
+)
 def erlang_version(context: Context) -> None:
     """Show Python's version, the runtime of this broker."""
     context.info(f"Asking node {context.node} for the version of its runtime...")
@@ -39,6 +59,11 @@ def erlang_version(context: Context) -> None:
     context.answer({"result": "ok", "value": text}, text)
 
 
+@_command(
+    "Displays every setting of the broker",
+    examples=(("environment --formatter json", "for programs; secrets are hidden"),),
+    needs_app=False,
+)
 def environment(context: Context) -> None:
     context.info(f"Application environment of node {context.node} ...")
     found = context.client.get("/api/amqpd/environment")
@@ -49,6 +74,10 @@ def _plain(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
+@_command(
+    "Displays the environment variables that configure the broker",
+    examples=(("os_env", "AMQPD_ and RABBITMQ_ variables; secrets are hidden"),),
+)
 def os_env(context: Context) -> None:
     context.info(f"Listing variables that configure amqpd, defined on node {context.node}...")
     found = context.client.get("/api/amqpd/os_env")
@@ -56,12 +85,23 @@ def os_env(context: Context) -> None:
     context.answer(result, "\n".join(f"{name}={value}" for name, value in found.items()))
 
 
+@_command(
+    "Displays the command line of the broker's process",
+    examples=(("command_line_arguments", "one argument per line; secrets are hidden"),),
+    needs_app=False,
+)
 def command_line_arguments(context: Context) -> None:
     context.info(f"Command line arguments of node {context.node} ...")
     found = context.client.get("/api/amqpd/command_line")
     context.answer(found, "\n".join(found))
 
 
+@_monitoring(
+    "Displays the use of the broker's memory",
+    "[--unit] [--timeout <timeout>]",
+    examples=(("memory_breakdown --unit mb", "the parts that the broker can measure"),),
+    needs_app=True,
+)
 def memory_breakdown(context: Context) -> None:
     unit = context.line.given.get("unit", "gb")
     if unit.lower() not in UNITS:
@@ -82,6 +122,15 @@ def memory_breakdown(context: Context) -> None:
     context.answer(result, "\n".join(lines))
 
 
+@_command(
+    "Resolves a host name on the broker's machine",
+    "[--address-family] <hostname> [--timeout <timeout>]",
+    (("<hostname>", "a host name"),),
+    examples=(
+        ("resolve_hostname db.example --address-family any", "one address per line; exit code 65 if there is none"),
+    ),
+    needs_app=False,
+)
 def resolve_hostname(context: Context) -> None:
     host = context.operands[0]
     family = context.line.given.get("address-family", "ipv4").lower()
@@ -99,6 +148,11 @@ def resolve_hostname(context: Context) -> None:
     context.answer(result, "\n".join(found))
 
 
+@_command(
+    "Displays how the broker's machine resolves host names",
+    examples=(("resolver_info", "order of look-ups, files"),),
+    needs_app=False,
+)
 def resolver_info(context: Context) -> None:
     context.info(f"Asking node {context.node} for its effective hostname resolver configuration...")
     context.client.get("/api/amqpd/ping")
@@ -107,6 +161,10 @@ def resolver_info(context: Context) -> None:
     context.answer(result, "\n".join([bold("Runtime Hostname Resolver Settings", context.out), "", *lines]))
 
 
+@_monitoring(
+    "Displays the network interfaces of the broker's machine",
+    examples=(("list_network_interfaces", "their addresses"),),
+)
 def list_network_interfaces(context: Context) -> None:
     context.info(f"Asking node {context.node} to report its network interfaces ...")
     found = context.client.get("/api/amqpd/interfaces")
@@ -123,6 +181,11 @@ def list_network_interfaces(context: Context) -> None:
 # -- the log -----------------------------------------------------------------------------------------------------------
 
 
+@_command(
+    "Sets the log level of the running broker",
+    details=(("<log_level>", f"one of {', '.join(LEVELS)}"),),
+    examples=(("set_log_level debug", "until the next start; the setting log.level is permanent"),),
+)
 def set_log_level(context: Context) -> None:
     level = context.operands[0]
     if level not in LEVELS:
@@ -131,6 +194,9 @@ def set_log_level(context: Context) -> None:
     context.change("PUT", "/api/amqpd/log_level", {"level": level})
 
 
+@command(
+    "Nodes", "Reopens the log file after it was renamed", examples=(("rotate_logs", "SIGUSR1 has the same effect"),)
+)
 def rotate_logs(context: Context) -> None:
     """Reopen the log file. rabbitmqctl's command does nothing and ends with 69."""
     context.info(f"Reopening logs for node {context.node} ...")
@@ -140,12 +206,22 @@ def rotate_logs(context: Context) -> None:
     context.success()
 
 
+@_command(
+    "Displays the place of the broker's log",
+    examples=(("log_location", "<stderr>, or the file in log.file"),),
+    needs_app=False,
+)
 def log_location(context: Context) -> None:
     context.info(f"Log file location(s) on node {context.node} ...")
     path = context.client.get("/api/amqpd/log_location")["file"] or "<stderr>"
     context.answer({"result": "ok", "node_name": context.node, "paths": [path]}, path)
 
 
+@_monitoring(
+    "Displays the last lines of the log file",
+    "[--number] [--timeout <timeout>]",
+    examples=(("log_tail -N 100", "the last 100 lines"),),
+)
 def log_tail(context: Context) -> None:
     count = context.line.number("number") if "number" in context.line.given else 50
     context.info(f"Last {count} log lines on node {context.node} ...")
@@ -154,6 +230,11 @@ def log_tail(context: Context) -> None:
     context.answer(lines, "\n".join(lines))
 
 
+@_monitoring(
+    "Displays new lines of the log file",
+    "[--duration] [--timeout <timeout>]",
+    examples=(("log_tail_stream --duration 60", "for a minute"),),
+)
 def log_tail_stream(context: Context) -> None:
     """Poll the log. A slow or stopped reader costs the broker nothing."""
     seconds = context.line.number("duration") if "duration" in context.line.given else None
@@ -172,6 +253,12 @@ def log_tail_stream(context: Context) -> None:
 # -- logins ------------------------------------------------------------------------------------------------------------
 
 
+@_monitoring(
+    "Lists the numbers of logins that were tried, succeeded and failed",
+    "[--by-source] [--timeout <timeout>]",
+    examples=(("list_node_auth_attempt_stats --by-source", "by address, user and protocol, if that is enabled"),),
+    needs_app=True,
+)
 def list_node_auth_attempt_stats(context: Context) -> None:
     context.info(f'Listing authentication attempts for node "{context.node}" ...')
     by_source = "by-source" in context.line.given
@@ -189,17 +276,38 @@ def list_node_auth_attempt_stats(context: Context) -> None:
     context.show(columns, [[each[name] for name in columns] for each in found])
 
 
+@_command("Resets the numbers of logins to 0", examples=(("reset_node_auth_attempt_metrics", "also those by source"),))
 def reset_node_auth_attempt_metrics(context: Context) -> None:
     context.info(f"Reset auth attempt metrics on node {context.node} ...")
     node = quoted(context.client.get("/api/amqpd/app")["node"])
     context.change("DELETE", f"/api/auth/attempts/{node}")
 
 
-def _track_sources(on: bool, context: Context) -> None:
+@_command(
+    "Counts logins by address and user", examples=(("enable_auth_attempt_source_tracking", "until the next start"),)
+)
+def enable_auth_attempt_source_tracking(context: Context) -> None:
+    _track_sources(context, True)
+
+
+@_command(
+    "Counts logins only by protocol",
+    examples=(("disable_auth_attempt_source_tracking", "the state after a start"),),
+)
+def disable_auth_attempt_source_tracking(context: Context) -> None:
+    _track_sources(context, False)
+
+
+def _track_sources(context: Context, on: bool) -> None:
     context.info(f"{'Enabling' if on else 'Disabling'} authentication attempt source tracking ...")
     context.change("PUT", "/api/amqpd/auth_attempt_sources", {"on": on})
 
 
+@_monitoring(
+    "Displays status, settings and all lists, for a support request",
+    examples=(("report", "everything, on standard output"),),
+    needs_app=True,
+)
 def report(context: Context) -> None:
     """Run status, cluster_status, environment and every list, as rabbitmqctl does."""
     context.info(f"Reporting server status of node {context.node} ...\n")
@@ -222,22 +330,25 @@ def _part(context: Context, name: str, vhost: str) -> None:
     context.out.write("\n")
 
 
-PATH: Final = "/api/audit"
 PAGE_COUNT: Final = 500
-SHOWN_COUNT: Final = 100
-"""Number of records without --since and --limit."""
 AUDIT_FOLLOW_S: Final = 1.0
 
-RECORDS: Final = Listing(
-    PATH,
-    ("time", "event", "vhost", "name", "user", "peer", "result", "count", "reason"),
-    plain(
-        "time", "event", "vhost", "name", "user", "peer", "result", "count", "reason", "front_end", "connection",
-        "details", "offset",
+
+@command(
+    "Logs",
+    "Shows logins, declarations, deletions and other changes, with user, address and result",
+    "[--since <time>] [--until <time>] [--where <SQL>] [--limit <number>] [--follow] [--no-table-headers] "
+    "[<column> ...]",
+    columns=RECORDS.names(),
+    shown=len(RECORDS.default),
+    examples=(
+        ("audit_log", f"the last {SHOWN_COUNT} records"),
+        ("audit_log --where \"event = 'queue.deleted' AND name = 'orders'\"", "the user that deleted it"),
+        ("audit_log --since 2026-11-22T08:00:00 --formatter json", "all records since a time, as JSON"),
+        ("audit_log --follow", "the last records and new ones, until Ctrl-C"),
     ),
-)  # fmt: skip
-
-
+    needs_app=False,
+)
 def audit_log(context: Context) -> None:
     columns = wanted(RECORDS, context.operands)
     given = context.line.given
@@ -298,6 +409,11 @@ def _threads(context: Context) -> dict[int, dict[str, Any]]:
     return {each["id"]: each for each in context.client.get("/api/amqpd/threads")}
 
 
+@_monitoring(
+    "Displays the CPU use of each thread of the broker",
+    "[--sample-interval <seconds>] [--no-table-headers] [--timeout <timeout>]",
+    examples=(("runtime_thread_stats --sample-interval 10", "percent of 10 seconds"),),
+)
 def runtime_thread_stats(context: Context) -> None:
     """Show each thread's share of the interval in percent. A new thread counts from its start."""
     interval_s = context.line.number("sample-interval") if "sample-interval" in context.line.given else INTERVAL_S
@@ -315,6 +431,10 @@ def runtime_thread_stats(context: Context) -> None:
     context.show(COLUMNS, rows)
 
 
+@_monitoring(
+    "Detects threads of the broker that make no progress",
+    examples=(("maybe_stuck", "compares the threads for 2.5 seconds and shows their places in the code"),),
+)
 def maybe_stuck(context: Context) -> None:
     """Show threads that run, or wait for a disk, at the same place in every round.
 
@@ -347,17 +467,39 @@ def _tell(context: Context, text: str) -> None:
     context.out.flush()
 
 
-_USAGE: Final = "[--vhost <vhost>]"
-_GROUP: Final = "Virtual hosts"
+@command(
+    "Virtual hosts",
+    "Stops the firehose of a vhost",
+    "[--vhost <vhost>]",
+    examples=(("trace_off -p shop", "messages of vhost shop are no longer copied"),),
+)
+def trace_off(context: Context) -> None:
+    _trace(context, False)
 
 
-def _trace(on: bool, context: Context) -> None:
+@command(
+    "Virtual hosts",
+    "Starts the firehose of a vhost: copies of published and delivered messages, until the next start",
+    "[--vhost <vhost>]",
+    examples=(("trace_on -p shop", "the exchange amq.rabbitmq.trace of vhost shop gets the copies"),),
+)
+def trace_on(context: Context) -> None:
+    _trace(context, True)
+
+
+def _trace(context: Context, on: bool) -> None:
     context.info(f'{"Starting" if on else "Stopping"} tracing for vhost "{context.vhost}" ...')
     message = f"Trace {'enabled' if on else 'disabled'} for vhost {context.vhost}"
     body = {"vhost": context.vhost, "on": on}
     context.change("POST", "/api/amqpd/trace", body, VhostNotFound(context.vhost), message)
 
 
+@_monitoring(
+    "Displays events of the broker as they occur, one JSON object per line",
+    "[--duration <seconds>] [--pattern <pattern>]",
+    examples=(("consume_event_stream --pattern '^queue' --duration 60", "created and deleted queues, for a minute"),),
+    needs_app=True,
+)
 def consume_event_stream(context: Context) -> None:
     """Poll events and write a JSON object per line, with every --formatter (rabbit)."""
     given = context.line.given
@@ -383,180 +525,3 @@ def consume_event_stream(context: Context) -> None:
             return
         if not found["events"]:
             time.sleep(FOLLOW_S)
-
-
-_row = partial(Command, CONFIGURATION)
-_monitoring = partial(Command, MONITORING)
-
-COMMANDS: Final = (
-    _monitoring(
-        server_version,
-        "Displays the broker's version",
-        examples=(("-q server_version", "only the version"),),
-        needs_app=False,
-    ),
-    _monitoring(
-        erlang_version,
-        "Displays the version of the broker's runtime, Python",
-        examples=(("erlang_version", "also whether the hot modules are compiled"),),
-        needs_app=False,
-    ),
-    _row(
-        environment,
-        "Displays every setting of the broker",
-        examples=(("environment --formatter json", "for programs; secrets are hidden"),),
-        needs_app=False,
-    ),
-    _row(
-        os_env,
-        "Displays the environment variables that configure the broker",
-        examples=(("os_env", "AMQPD_ and RABBITMQ_ variables; secrets are hidden"),),
-    ),
-    _row(
-        command_line_arguments,
-        "Displays the command line of the broker's process",
-        examples=(("command_line_arguments", "one argument per line; secrets are hidden"),),
-        needs_app=False,
-    ),
-    _monitoring(
-        memory_breakdown,
-        "Displays the use of the broker's memory",
-        "[--unit] [--timeout <timeout>]",
-        examples=(("memory_breakdown --unit mb", "the parts that the broker can measure"),),
-    ),
-    _row(
-        resolve_hostname,
-        "Resolves a host name on the broker's machine",
-        "[--address-family] <hostname> [--timeout <timeout>]",
-        (("<hostname>", "a host name"),),
-        examples=(
-            ("resolve_hostname db.example --address-family any", "one address per line; exit code 65 if there is none"),
-        ),
-        needs_app=False,
-    ),
-    _row(
-        resolver_info,
-        "Displays how the broker's machine resolves host names",
-        examples=(("resolver_info", "order of look-ups, files"),),
-        needs_app=False,
-    ),
-    _monitoring(
-        list_network_interfaces,
-        "Displays the network interfaces of the broker's machine",
-        examples=(("list_network_interfaces", "their addresses"),),
-        needs_app=False,
-    ),
-    _row(
-        set_log_level,
-        "Sets the log level of the running broker",
-        details=(("<log_level>", f"one of {', '.join(LEVELS)}"),),
-        examples=(("set_log_level debug", "until the next start; the setting log.level is permanent"),),
-    ),
-    Command(
-        "Nodes",
-        rotate_logs,
-        "Reopens the log file after it was renamed",
-        examples=(("rotate_logs", "SIGUSR1 has the same effect"),),
-    ),
-    _row(
-        log_location,
-        "Displays the place of the broker's log",
-        examples=(("log_location", "<stderr>, or the file in log.file"),),
-        needs_app=False,
-    ),
-    _monitoring(
-        log_tail,
-        "Displays the last lines of the log file",
-        "[--number] [--timeout <timeout>]",
-        examples=(("log_tail -N 100", "the last 100 lines"),),
-        needs_app=False,
-    ),
-    _monitoring(
-        log_tail_stream,
-        "Displays new lines of the log file",
-        "[--duration] [--timeout <timeout>]",
-        examples=(("log_tail_stream --duration 60", "for a minute"),),
-        needs_app=False,
-    ),
-    _monitoring(
-        list_node_auth_attempt_stats,
-        "Lists the numbers of logins that were tried, succeeded and failed",
-        "[--by-source] [--timeout <timeout>]",
-        examples=(("list_node_auth_attempt_stats --by-source", "by address, user and protocol, if that is enabled"),),
-    ),
-    _row(
-        reset_node_auth_attempt_metrics,
-        "Resets the numbers of logins to 0",
-        examples=(("reset_node_auth_attempt_metrics", "also those by source"),),
-    ),
-    _row(
-        partial(_track_sources, True),
-        "Counts logins by address and user",
-        own_name="enable_auth_attempt_source_tracking",
-        examples=(("enable_auth_attempt_source_tracking", "until the next start"),),
-    ),
-    _row(
-        partial(_track_sources, False),
-        "Counts logins only by protocol",
-        own_name="disable_auth_attempt_source_tracking",
-        examples=(("disable_auth_attempt_source_tracking", "the state after a start"),),
-    ),
-    _monitoring(
-        report,
-        "Displays status, settings and all lists, for a support request",
-        examples=(("report", "everything, on standard output"),),
-    ),
-    Command(
-        "Logs",
-        audit_log,
-        "Shows logins, declarations, deletions and other changes, with user, address and result",
-        "[--since <time>] [--until <time>] [--where <SQL>] [--limit <number>] [--follow] [--no-table-headers] "
-        "[<column> ...]",
-        columns=RECORDS.names(),
-        shown=len(RECORDS.default),
-        examples=(
-            ("audit_log", f"the last {SHOWN_COUNT} records"),
-            ("audit_log --where \"event = 'queue.deleted' AND name = 'orders'\"", "the user that deleted it"),
-            ("audit_log --since 2026-11-22T08:00:00 --formatter json", "all records since a time, as JSON"),
-            ("audit_log --follow", "the last records and new ones, until Ctrl-C"),
-        ),
-        needs_app=False,
-    ),
-    _monitoring(
-        maybe_stuck,
-        "Detects threads of the broker that make no progress",
-        examples=(("maybe_stuck", "compares the threads for 2.5 seconds and shows their places in the code"),),
-        needs_app=False,
-    ),
-    _monitoring(
-        runtime_thread_stats,
-        "Displays the CPU use of each thread of the broker",
-        "[--sample-interval <seconds>] [--no-table-headers] [--timeout <timeout>]",
-        examples=(("runtime_thread_stats --sample-interval 10", "percent of 10 seconds"),),
-        needs_app=False,
-    ),
-    _monitoring(
-        consume_event_stream,
-        "Displays events of the broker as they occur, one JSON object per line",
-        "[--duration <seconds>] [--pattern <pattern>]",
-        examples=(
-            ("consume_event_stream --pattern '^queue' --duration 60", "created and deleted queues, for a minute"),
-        ),
-    ),
-    Command(
-        _GROUP,
-        partial(_trace, False),
-        "Stops the firehose of a vhost",
-        _USAGE,
-        own_name="trace_off",
-        examples=(("trace_off -p shop", "messages of vhost shop are no longer copied"),),
-    ),
-    Command(
-        _GROUP,
-        partial(_trace, True),
-        "Starts the firehose of a vhost: copies of published and delivered messages, until the next start",
-        _USAGE,
-        own_name="trace_on",
-        examples=(("trace_on -p shop", "the exchange amq.rabbitmq.trace of vhost shop gets the copies"),),
-    ),
-)

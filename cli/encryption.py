@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from amqpd.cli.command import CONFIGURATION, MONITORING, Command, Context
+from amqpd.cli.command import CONFIGURATION, MONITORING, Context, command
 from amqpd.cli.erlang import NotATerm, Term, packed, parse, printed, unpacked
 from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError
 
@@ -118,6 +118,18 @@ def _passphrase(context: Context) -> str:
         raise Failure(UNAVAILABLE, "Passphrase is not provided via argument or stdin") from None
 
 
+_USAGE: Final = "<value> [<passphrase>] [--cipher <cipher>] [--hash <hash>] [--iterations <number>]"
+_PASSPHRASE: Final = ("<passphrase>", "passphrase for the key; without it, amqpctl reads standard input or asks")
+
+
+@command(
+    CONFIGURATION,
+    "Encrypts a value for RabbitMQ's configuration file; amqpd does not read encrypted values",
+    _USAGE,
+    (("<value>", "an Erlang term: '\"text\"', '<<\"text\">>', a number"), _PASSPHRASE),
+    examples=(("encode '<<\"guest\">>' secret", "a different text each time; needs the package cryptography"),),
+    needs_app=False,
+)
 def encode(context: Context) -> None:
     value = context.operands[0]
     cipher, algorithm, iterations = _how(context)
@@ -135,6 +147,14 @@ def encode(context: Context) -> None:
         context.out.write("{encrypted," + printed(text.encode("ascii")) + "}\n")
 
 
+@command(
+    CONFIGURATION,
+    "Decrypts a value of RabbitMQ's configuration file",
+    _USAGE,
+    (("<value>", '{encrypted,<<"...">>}, <<"...">> or encrypted:..., as in the configuration file'), _PASSPHRASE),
+    examples=(("decode encrypted:c2FsdA== secret", "the plain value; needs the package cryptography"),),
+    needs_app=False,
+)
 def decode(context: Context) -> None:
     value = context.operands[0]
     ways = dict.fromkeys(_how(context, default) for default in DEFAULTS)
@@ -165,40 +185,13 @@ def _decoded(value: str, passphrase: str, ways: tuple[tuple[str, str, int], ...]
     raise Failure(UNAVAILABLE, WRONG)
 
 
+@command(
+    MONITORING,
+    "Lists the ciphers for encode and decode",
+    "",
+    examples=(("list_ciphers", "AES-CBC; for TLS see cipher_suites"),),
+    needs_app=False,
+)
 def list_ciphers(context: Context) -> None:
     context.info("Listing supported ciphers ...")
     context.answer({"node": context.node, "result": "ok", "value": list(CIPHERS)}, "[" + ",".join(CIPHERS) + "]")
-
-
-_USAGE: Final = "<value> [<passphrase>] [--cipher <cipher>] [--hash <hash>] [--iterations <number>]"
-_PASSPHRASE: Final = ("<passphrase>", "passphrase for the key; without it, amqpctl reads standard input or asks")
-
-
-COMMANDS: Final = (
-    Command(
-        CONFIGURATION,
-        decode,
-        "Decrypts a value of RabbitMQ's configuration file",
-        _USAGE,
-        (("<value>", '{encrypted,<<"...">>}, <<"...">> or encrypted:..., as in the configuration file'), _PASSPHRASE),
-        examples=(("decode encrypted:c2FsdA== secret", "the plain value; needs the package cryptography"),),
-        needs_app=False,
-    ),
-    Command(
-        CONFIGURATION,
-        encode,
-        "Encrypts a value for RabbitMQ's configuration file; amqpd does not read encrypted values",
-        _USAGE,
-        (("<value>", "an Erlang term: '\"text\"', '<<\"text\">>', a number"), _PASSPHRASE),
-        examples=(("encode '<<\"guest\">>' secret", "a different text each time; needs the package cryptography"),),
-        needs_app=False,
-    ),
-    Command(
-        MONITORING,
-        list_ciphers,
-        "Lists the ciphers for encode and decode",
-        "",
-        examples=(("list_ciphers", "AES-CBC; for TLS see cipher_suites"),),
-        needs_app=False,
-    ),
-)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from amqpd.cli.client import quoted
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import Context, command
 from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, USAGE, Failure, UsageError
 from amqpd.cli.formatters import compact
 from amqpd.cli.terminal import StatusLine
@@ -58,6 +58,35 @@ SPARK_OPTIONS: Final = ("where", "master", "memory")
 BAR_CELLS: Final = 10
 
 
+_command = partial(command, "Queues")
+
+
+@_command(
+    "Exports queues to Parquet, JSON, CSV, Iceberg, Delta or a database, each message once",
+    "(--queue <queue> | --vhost <vhost>) --to <directory | URL> [--format <name>] [--follow]",
+    (
+        ("<directory>", "only complete files appear in it; a later run continues after the last one"),
+        ("<URL>", "an object store (s3://, gs://, abfs://), iceberg://CATALOG/NAMESPACE.TABLE, or a database"),
+    ),
+    own_options=OPTIONS,
+    examples=(
+        ("export --queue orders --to ./lake --partition-by date", "Parquet by date of arrival (UTC)"),
+        ("export --queue orders --to sqlite:///orders.db --checkpoint ./orders.done", "a table amqp_messages"),
+        ("export --queue orders --to s3://lake/orders --checkpoint ./orders.done", "files in an object store"),
+        ("export --queue orders --to ./lake --format iceberg", "a table amqp.messages"),
+        ("export --queue orders --to /nfs/lake --share", "on several machines, each message once"),
+        ("export -p shop --to ./lake --format json --follow", "all queues of vhost shop, until Ctrl-C"),
+        (
+            "--uri http://u:p@host:15672 export --queue orders --to ./lake --follow",
+            "over HTTP; it waits for a broker that restarts",
+        ),
+        (
+            """export --queue orders --to ./eu --where "routing_key LIKE 'eu.%'\"""",
+            "some of the messages; by Spark",
+        ),
+    ),
+    has_json_errors=True,
+)
 def export(context: Context) -> None:
     stopped = StopRequest("stopping after this batch; once more to stop now (a rerun loses and repeats nothing)")
     try:
@@ -537,6 +566,12 @@ def _spark_failure(error: Exception) -> Failure:
     return Failure(SOFTWARE, f"Spark: {type(error).__name__}: " + "\n".join(lines[:5]))
 
 
+@_command(
+    "Keeps a queue's settled messages until an export has read them",
+    "[--vhost <vhost>] <queue> <name> [--max-bytes <bytes>]",
+    (("<queue>", "name of a durable queue"), ("<name>", "name of the export, as in amqpctl export --name")),
+    examples=(("set_export orders nightly --max-bytes 50000000000", "at most 50 GB are kept"),),
+)
 def set_export(context: Context) -> None:
     queue, name = context.operands
     body: dict[str, Any] = {"name": name}
@@ -546,6 +581,12 @@ def set_export(context: Context) -> None:
     context.change("PUT", _path(context, queue), body)
 
 
+@_command(
+    "Stops keeping a queue's settled messages for an export",
+    "[--vhost <vhost>] <queue> <name>",
+    (("<queue>", "name of the queue"), ("<name>", "the export's name, as in set_export or x-export")),
+    examples=(("clear_export orders nightly", "messages that were kept for it are deleted"),),
+)
 def clear_export(context: Context) -> None:
     queue, name = context.operands
     context.info(f"Keeping nothing of queue '{queue}' in vhost '{context.vhost}' for export '{name}' any more ...")
@@ -554,50 +595,3 @@ def clear_export(context: Context) -> None:
 
 def _path(context: Context, queue: str) -> str:
     return f"/api/amqpd/exports/{quoted(context.vhost)}/{quoted(queue)}"
-
-
-_row = partial(Command, "Queues")
-
-COMMANDS: Final = (
-    _row(
-        clear_export,
-        "Stops keeping a queue's settled messages for an export",
-        "[--vhost <vhost>] <queue> <name>",
-        (("<queue>", "name of the queue"), ("<name>", "the export's name, as in set_export or x-export")),
-        examples=(("clear_export orders nightly", "messages that were kept for it are deleted"),),
-    ),
-    _row(
-        export,
-        "Exports queues to Parquet, JSON, CSV, Iceberg, Delta or a database, each message once",
-        "(--queue <queue> | --vhost <vhost>) --to <directory | URL> [--format <name>] [--follow]",
-        (
-            ("<directory>", "only complete files appear in it; a later run continues after the last one"),
-            ("<URL>", "an object store (s3://, gs://, abfs://), iceberg://CATALOG/NAMESPACE.TABLE, or a database"),
-        ),
-        own_options=OPTIONS,
-        examples=(
-            ("export --queue orders --to ./lake --partition-by date", "Parquet by date of arrival (UTC)"),
-            ("export --queue orders --to sqlite:///orders.db --checkpoint ./orders.done", "a table amqp_messages"),
-            ("export --queue orders --to s3://lake/orders --checkpoint ./orders.done", "files in an object store"),
-            ("export --queue orders --to ./lake --format iceberg", "a table amqp.messages"),
-            ("export --queue orders --to /nfs/lake --share", "on several machines, each message once"),
-            ("export -p shop --to ./lake --format json --follow", "all queues of vhost shop, until Ctrl-C"),
-            (
-                "--uri http://u:p@host:15672 export --queue orders --to ./lake --follow",
-                "over HTTP; it waits for a broker that restarts",
-            ),
-            (
-                """export --queue orders --to ./eu --where "routing_key LIKE 'eu.%'\"""",
-                "some of the messages; by Spark",
-            ),
-        ),
-        has_json_errors=True,
-    ),
-    _row(
-        set_export,
-        "Keeps a queue's settled messages until an export has read them",
-        "[--vhost <vhost>] <queue> <name> [--max-bytes <bytes>]",
-        (("<queue>", "name of a durable queue"), ("<name>", "name of the export, as in amqpctl export --name")),
-        examples=(("set_export orders nightly --max-bytes 50000000000", "at most 50 GB are kept"),),
-    ),
-)

@@ -5,10 +5,10 @@ The job is storage/export/compaction_job.py; this module translates command line
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import Context, command
 from amqpd.cli.errors import UNAVAILABLE, USAGE, Failure, UsageError
 from amqpd.cli.export import StopRequest, formatted_size, look_for_packages
 from amqpd.cli.formatters import compact
@@ -18,6 +18,20 @@ if TYPE_CHECKING:
     from amqpd.storage.export.file_compaction import CompactionOptions, CompactionReport
 
 
+@command(
+    "Queues",
+    "Merges small files of an export (Parquet, Iceberg, Delta) into larger ones",
+    "--to <directory | URL> [--checkpoint <dir>] [--file-size <MB>]",
+    (
+        ("<directory | URL>", "the target of an export; its checkpoint has the format and the table"),
+        ("--to", "files of the present date or hour are left alone, and those of at least half of --file-size"),
+    ),
+    examples=(
+        ("compact_export --to ./lake", "files of about 128 MB, also beside amqpctl export --follow"),
+        ("compact_export --to s3://lake/orders --checkpoint ./orders.done", "objects; readers use live_files"),
+    ),
+    has_json_errors=True,
+)
 def compact_export(context: Context) -> None:
     options = _options(context)
     from amqpd.storage.export import compaction_job
@@ -37,16 +51,7 @@ def compact_export(context: Context) -> None:
         progress.close()
         stopped.restore()
     if context.line.formatter == "json":
-        found = {
-            "merged": report.merged,
-            "written": report.written,
-            "bytes_before": report.bytes_before,
-            "bytes_after": report.bytes_after,
-            "removed": report.removed,
-            "waiting": report.waiting,
-            "seconds": round(report.seconds, 3),
-            "to": options.to,
-        }
+        found = vars(report) | {"seconds": round(report.seconds, 3), "to": options.to}
         context.out.write(compact(found) + "\n")
         return
     sizes = f"({formatted_size(report.bytes_before)}) into {report.written:,} ({formatted_size(report.bytes_after)})"
@@ -115,22 +120,3 @@ def _options(context: Context) -> CompactionOptions:
     if named_target(to) != what["to"]:
         raise UsageError(f"--to {to}: the checkpoint {checkpoint} belongs to an export --to {what['to']}")
     return CompactionOptions(to.rstrip("/"), checkpoint, file_mb << 20)
-
-
-COMMANDS: Final = (
-    Command(
-        "Queues",
-        compact_export,
-        "Merges small files of an export (Parquet, Iceberg, Delta) into larger ones",
-        "--to <directory | URL> [--checkpoint <dir>] [--file-size <MB>]",
-        (
-            ("<directory | URL>", "the target of an export; its checkpoint has the format and the table"),
-            ("--to", "files of the present date or hour are left alone, and those of at least half of --file-size"),
-        ),
-        examples=(
-            ("compact_export --to ./lake", "files of about 128 MB, also beside amqpctl export --follow"),
-            ("compact_export --to s3://lake/orders --checkpoint ./orders.done", "objects; readers use live_files"),
-        ),
-        has_json_errors=True,
-    ),
-)

@@ -11,12 +11,11 @@ from functools import partial
 from typing import Any, Final
 
 from amqpd.cli.client import quoted
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import Context, command
 from amqpd.cli.errors import UsageError
 from amqpd.cli.formatters import BY_NAME, Row, aligned, compact
 from amqpd.cli.listings import Listing, plain, show_items, wanted
 
-GROUP: Final = "Kafka groups"
 GROUPS: Final = Listing(
     "/api/amqpd/kafka/groups/{vhost}",
     ("name", "type", "state", "member_count", "lag"),
@@ -32,12 +31,35 @@ def _path(context: Context) -> str:
     return f"{GROUPS.path.format(vhost=quoted(context.vhost))}/{quoted(context.operands[0])}"
 
 
+_GROUP: Final = ("<group>", "the group.id of its consumers")
+_command = partial(command, "Kafka groups")
+
+
+@_command(
+    "Lists groups of Kafka's clients, with state and lag",
+    "[--vhost <vhost>] [--no-table-headers] [<column> ...]",
+    columns=GROUPS.names(),
+    shown=len(GROUPS.default),
+    examples=(
+        ("list_kafka_groups -p shop", "names, states, numbers of members, and lag in records"),
+        ("list_kafka_groups name protocol", "names and assignors"),
+    ),
+)
 def list_kafka_groups(context: Context) -> None:
     columns = wanted(GROUPS, context.operands)
     context.info(f"Listing Kafka groups for vhost {context.vhost} ...")
     show_items(context, GROUPS, columns, context.client.get(GROUPS.path.format(vhost=quoted(context.vhost))))
 
 
+@_command(
+    "Shows members, committed offsets and lag of a group of Kafka's clients",
+    "[--vhost <vhost>] [--no-table-headers] <group>",
+    (_GROUP,),
+    examples=(
+        ("describe_kafka_group -p shop billing", "a table of members, and a table of offsets"),
+        ("describe_kafka_group billing --formatter json", "the same as an object"),
+    ),
+)
 def describe_kafka_group(context: Context) -> None:
     context.info(f"Describing Kafka group {context.operands[0]} in vhost {context.vhost} ...")
     group = context.client.get(_path(context))
@@ -71,6 +93,18 @@ def _write(context: Context, columns: Sequence[str], rows: Sequence[Row]) -> Non
         context.out.write(BY_NAME[context.line.formatter](columns, rows, context.line.headers))
 
 
+@_command(
+    "Sets committed offsets of a group of Kafka's clients that has no members",
+    "[--vhost <vhost>] <group> --topic <topic> [--partition <number>] (--to-earliest | --to-latest | "
+    "--to-offset <offset> | --to-datetime <time> | --shift-by <number>) [--dry-run]",
+    (_GROUP,),
+    own_options=("topic", "partition", *_TARGETS, "no-table-headers"),
+    examples=(
+        ("reset_kafka_offsets billing --topic orders --to-earliest --dry-run", "the change, without making it"),
+        ("reset_kafka_offsets billing --topic orders --to-datetime 2026-11-28T08:00:00", "records since then"),
+        ("reset_kafka_offsets billing --topic orders --shift-by -10", "the last ten records again"),
+    ),
+)
 def reset_kafka_offsets(context: Context) -> None:
     given = context.line.given
     if not given.get("topic"):
@@ -103,56 +137,12 @@ def _target(context: Context) -> dict[str, Any]:
     return {"shift": int(text)}
 
 
+@_command(
+    "Deletes a group of Kafka's clients that has no members, with its offsets",
+    "[--vhost <vhost>] <group>",
+    (_GROUP,),
+    examples=(("delete_kafka_group -p shop billing", "its consumers begin as a new group"),),
+)
 def delete_kafka_group(context: Context) -> None:
     context.info(f"Deleting Kafka group {context.operands[0]} in vhost {context.vhost} ...")
     context.change("DELETE", _path(context))
-
-
-_GROUP: Final = ("<group>", "the group.id of its consumers")
-
-
-_row = partial(Command, GROUP)
-
-COMMANDS: Final = (
-    _row(
-        list_kafka_groups,
-        "Lists groups of Kafka's clients, with state and lag",
-        "[--vhost <vhost>] [--no-table-headers] [<column> ...]",
-        columns=GROUPS.names(),
-        shown=len(GROUPS.default),
-        examples=(
-            ("list_kafka_groups -p shop", "names, states, numbers of members, and lag in records"),
-            ("list_kafka_groups name protocol", "names and assignors"),
-        ),
-    ),
-    _row(
-        describe_kafka_group,
-        "Shows members, committed offsets and lag of a group of Kafka's clients",
-        "[--vhost <vhost>] [--no-table-headers] <group>",
-        (_GROUP,),
-        examples=(
-            ("describe_kafka_group -p shop billing", "a table of members, and a table of offsets"),
-            ("describe_kafka_group billing --formatter json", "the same as an object"),
-        ),
-    ),
-    _row(
-        reset_kafka_offsets,
-        "Sets committed offsets of a group of Kafka's clients that has no members",
-        "[--vhost <vhost>] <group> --topic <topic> [--partition <number>] (--to-earliest | --to-latest | "
-        "--to-offset <offset> | --to-datetime <time> | --shift-by <number>) [--dry-run]",
-        (_GROUP,),
-        own_options=("topic", "partition", *_TARGETS, "no-table-headers"),
-        examples=(
-            ("reset_kafka_offsets billing --topic orders --to-earliest --dry-run", "the change, without making it"),
-            ("reset_kafka_offsets billing --topic orders --to-datetime 2026-11-28T08:00:00", "records since then"),
-            ("reset_kafka_offsets billing --topic orders --shift-by -10", "the last ten records again"),
-        ),
-    ),
-    _row(
-        delete_kafka_group,
-        "Deletes a group of Kafka's clients that has no members, with its offsets",
-        "[--vhost <vhost>] <group>",
-        (_GROUP,),
-        examples=(("delete_kafka_group -p shop billing", "its consumers begin as a new group"),),
-    ),
-)

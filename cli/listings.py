@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from amqpd.cli.client import quoted
-from amqpd.cli.command import MONITORING, Command, Context
-from amqpd.cli.errors import UsageError
+from amqpd.cli.command import MONITORING, Command, Context, named_columns
 
 Item = dict[str, Any]
 
@@ -39,11 +38,8 @@ def plain(*names: str) -> dict[str, tuple[str, ...]]:
 
 
 def wanted(listing: Listing, operands: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that the user names, each once; `a,b` is `a b`. Raises: UsageError with all unknown ones."""
-    asked = [name for operand in operands for name in operand.split(",") if name]
-    if unknown := sorted(set(asked) - set(listing.columns)):
-        raise UsageError(f"Info key(s) {','.join(unknown)} are not supported")
-    return tuple(dict.fromkeys(asked)) or listing.default
+    """Return the columns that the user names, or the default ones. Raises: as `named_columns`."""
+    return named_columns(listing.columns, operands) or listing.default
 
 
 def value(item: Item, listing: Listing, column: str) -> Any:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import Context, command
 from amqpd.cli.errors import DATA, Failure, UsageError
 from amqpd.cli.formatters import compact
 from amqpd.cli.terminal import visible
@@ -28,6 +28,22 @@ BODY_SHOWN: Final = 64
 """Bytes of a body that text output shows; JSON has the whole body."""
 
 
+@command(
+    "Logs",
+    "Prints the contents of a queue's log files: batches, records, indexes, settlements, checkpoints",
+    "[--vhost <vhost>] <queue or path> [--deep] [--offsets <first>-<last>]",
+    (
+        (
+            "<queue or path>",
+            "a queue, a log file, or the directory of a queue or a broker, also in use. Damage: exit code 65",
+        ),
+    ),
+    examples=(
+        ("dump_log -p shop orders", "all files of a queue, without records"),
+        ("dump_log --deep --offsets 100-199 00000000000000000000.log", "100 messages with their properties"),
+        ("dump_log amqpd-data --deep --formatter json", "everything, as one JSON array with one object per line"),
+    ),
+)
 def dump_log(context: Context) -> None:
     _text_or_json(context)
     offsets = _offsets(context.line.given.get("offsets", ""))
@@ -40,6 +56,22 @@ def dump_log(context: Context) -> None:
         raise Failure(DATA, f"{damaged} damaged {'place' if damaged == 1 else 'places'}")
 
 
+@command(
+    "Logs",
+    "Checks all log files of a data directory and reports damage",
+    "[--vhost <vhost>] [<queue or directory>]",
+    (
+        (
+            "<queue or directory>",
+            "a queue, its directory, or a data directory (default --data-dir), also in use. Damage: exit code 65",
+        ),
+    ),
+    examples=(
+        ("verify_log -p shop orders", "the files of a queue"),
+        ("verify_log amqpd-data", "a line for each queue and each damaged place"),
+        ("-q verify_log amqpd-data", "only damaged places"),
+    ),
+)
 def verify_log(context: Context) -> None:
     from amqpd.storage.filesystem import FileSystem
     from amqpd.storage.log_inspect import check_queue, queue_directories
@@ -313,41 +345,3 @@ def _report_text(report: QueueReport, quiet: bool) -> str:
 
 def _report_object(report: QueueReport) -> dict[str, Any]:
     return {**vars(report), "damage": [each._asdict() for each in report.damage]}
-
-
-COMMANDS: Final = (
-    Command(
-        "Logs",
-        dump_log,
-        "Prints the contents of a queue's log files: batches, records, indexes, settlements, checkpoints",
-        "[--vhost <vhost>] <queue or path> [--deep] [--offsets <first>-<last>]",
-        (
-            (
-                "<queue or path>",
-                "a queue, a log file, or the directory of a queue or a broker, also in use. Damage: exit code 65",
-            ),
-        ),
-        examples=(
-            ("dump_log -p shop orders", "all files of a queue, without records"),
-            ("dump_log --deep --offsets 100-199 00000000000000000000.log", "100 messages with their properties"),
-            ("dump_log amqpd-data --deep --formatter json", "everything, as one JSON array with one object per line"),
-        ),
-    ),
-    Command(
-        "Logs",
-        verify_log,
-        "Checks all log files of a data directory and reports damage",
-        "[--vhost <vhost>] [<queue or directory>]",
-        (
-            (
-                "<queue or directory>",
-                "a queue, its directory, or a data directory (default --data-dir), also in use. Damage: exit code 65",
-            ),
-        ),
-        examples=(
-            ("verify_log -p shop orders", "the files of a queue"),
-            ("verify_log amqpd-data", "a line for each queue and each damaged place"),
-            ("-q verify_log amqpd-data", "only damaged places"),
-        ),
-    ),
-)

@@ -20,13 +20,11 @@ from contextlib import suppress
 from typing import Final, NamedTuple, TextIO
 
 from amqpd.cli import help as help_texts
-from amqpd.cli import rabbitmq_compat
 from amqpd.cli.client import WARNING, ApiClient, tls_of
-from amqpd.cli.command import Command, Context
-from amqpd.cli.commands import COMMANDS, HELP
+from amqpd.cli.command import Command, Context, named_columns
+from amqpd.cli.commands import COMMANDS, PLUGIN_COMMANDS
 from amqpd.cli.errors import INTERRUPTED, IO_ERROR, OK, USAGE, AppRuns, AppStopped, Failure, UnknownCommand, UsageError
 from amqpd.cli.formatters import compact
-from amqpd.cli.nodes import VERSION
 from amqpd.cli.options import PLUGINS, SPECIFIC, TIMEOUT_S, CommandLine, Option, check_options, otherwise, parse, where
 from amqpd.cli.terminal import bold, red
 
@@ -80,7 +78,7 @@ UPGRADE: Final = _some(
     "autocomplete help version drain revive await_online_quorum_plus_one await_online_synchronized_mirror post_upgrade"
 )
 
-OF_ALL: Final = (COMMANDS["autocomplete"], HELP, VERSION)
+OF_ALL: Final = _some("autocomplete help version")
 
 TOOLS: Final[dict[str, Tool]] = {
     tool.name: tool
@@ -88,7 +86,7 @@ TOOLS: Final[dict[str, Tool]] = {
         Tool("amqpctl", COMMANDS),
         Tool("rabbitmqctl", COMMANDS),
         Tool("rabbitmq-diagnostics", DIAGNOSTICS),
-        Tool("rabbitmq-plugins", {each.name: each for each in (*OF_ALL, *rabbitmq_compat.PLUGIN_COMMANDS)}, PLUGINS),
+        Tool("rabbitmq-plugins", {**OF_ALL, **PLUGIN_COMMANDS}, PLUGINS),
         Tool("rabbitmq-queues", QUEUES),
         Tool("rabbitmq-streams", STREAMS),
         Tool("rabbitmq-upgrade", UPGRADE),
@@ -225,9 +223,7 @@ def _run(
 def _dry_run(command: Command, line: CommandLine, client: ApiClient) -> None:
     """Check columns and, if the command needs it, the broker. Raises: UsageError; Failure."""
     if command.columns:
-        asked = {name for operand in line.operands[command.least :] for name in operand.split(",") if name}
-        if unknown := sorted(asked - set(command.columns)):
-            raise UsageError(f"Info key(s) {','.join(unknown)} are not supported")
+        named_columns(command.columns, line.operands[command.least :])
     if command.needs_app:
         client.get("/api/amqpd/ping")
 

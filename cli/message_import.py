@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from amqpd.cli.checks import listeners_of
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import Context, command
 from amqpd.cli.errors import DATA, UNAVAILABLE, USAGE, Failure, UsageError
 from amqpd.cli.export import PYARROW, StopRequest, missing_packages, progress_text
 from amqpd.cli.formatters import compact
@@ -22,6 +22,25 @@ if TYPE_CHECKING:
     from amqpd.storage.export.publisher import SinkTarget
 
 
+@command(
+    "Queues",
+    "Publishes messages of Parquet, JSON or CSV files, each once",
+    "<path>... [--to <url>] [--vhost <vhost>] [--to-queue <queue> | --to-exchange <exchange> "
+    "[--routing-key <key>]] [--format <name>] [--checkpoint <dir>] [--at-least-once] "
+    "[--on-refused <stop|skip|save>]",
+    (
+        ("<path>", "a file, or a directory of files, as amqpctl export writes them"),
+        ("<url>", "amqp://user:password@host:5672/vhost; default: the AMQP listener of --uri or --data-dir"),
+    ),
+    own_name="import",
+    examples=(
+        ("import ./lake", "all files below ./lake, each message to its own exchange with its own routing key"),
+        ("import orders.parquet --to-queue replayed", "into one queue"),
+        ("import ./lake --on-refused save", "messages that a full queue refuses are kept in rejected.json"),
+        ("import a.csv b.csv --to amqp://u:p@host/shop --to-exchange events", "to another broker's exchange"),
+    ),
+    has_json_errors=True,
+)
 def import_messages(context: Context) -> None:
     options = _options(context)
     from amqpd.storage.export.checkpoint import CheckpointError
@@ -148,27 +167,3 @@ def _target(context: Context) -> SinkTarget:
     parts = urlsplit(context.client.uri)
     user, password = unquote(parts.username or "guest"), unquote(parts.password or "guest")
     return SinkTarget(parts.hostname or "127.0.0.1", ports[0], user, password, context.vhost, secure=False)
-
-
-COMMANDS: Final = (
-    Command(
-        "Queues",
-        import_messages,
-        "Publishes messages of Parquet, JSON or CSV files, each once",
-        "<path>... [--to <url>] [--vhost <vhost>] [--to-queue <queue> | --to-exchange <exchange> "
-        "[--routing-key <key>]] [--format <name>] [--checkpoint <dir>] [--at-least-once] "
-        "[--on-refused <stop|skip|save>]",
-        (
-            ("<path>", "a file, or a directory of files, as amqpctl export writes them"),
-            ("<url>", "amqp://user:password@host:5672/vhost; default: the AMQP listener of --uri or --data-dir"),
-        ),
-        own_name="import",
-        examples=(
-            ("import ./lake", "all files below ./lake, each message to its own exchange with its own routing key"),
-            ("import orders.parquet --to-queue replayed", "into one queue"),
-            ("import ./lake --on-refused save", "messages that a full queue refuses are kept in rejected.json"),
-            ("import a.csv b.csv --to amqp://u:p@host/shop --to-exchange events", "to another broker's exchange"),
-        ),
-        has_json_errors=True,
-    ),
-)

@@ -11,11 +11,12 @@ import re
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from amqpd import __version__
 from amqpd.cli.checks import PURPOSES
-from amqpd.cli.command import CONFIGURATION, OPERATIONS, Command, Context
+from amqpd.cli.command import CONFIGURATION, OPERATIONS, Context, command
 from amqpd.cli.errors import DATA, TIMED_OUT, UNAVAILABLE, ApiRefused, AppStopped, Failure, UsageError
 from amqpd.cli.formatters import compact
 from amqpd.cli.terminal import bold
@@ -25,6 +26,18 @@ RESTORED_MAX: Final = 100
 _POLL_S: Final = 0.02
 
 
+_KIND: Final = ("<alarm>", "memory or disk")
+_LIMIT: Final = "in bytes, or with a unit: kB, MB, GB, TB, PB (1000), or k, Ki, KiB and so on (1024)"
+_PID: Final = ("<pidfile>", "file with the process ID of the broker")
+_command = partial(command, "Nodes", needs_app=False)
+_configuration = partial(command, CONFIGURATION)
+_operation = partial(command, OPERATIONS, needs_app=False)
+
+
+@_command(
+    "Checks that the broker's process runs and its admin API answers",
+    examples=(("ping -q -t 5", "exit code 0, 69 (unreachable) or 75 (no answer)"),),
+)
 def ping(context: Context) -> None:
     context.info(
         f"Will ping {context.node}. This only checks that the process answers its admin API. "
@@ -34,6 +47,12 @@ def ping(context: Context) -> None:
     context.success("Ping succeeded")
 
 
+@command(
+    "Help",
+    "Displays the version of amqpctl",
+    "",
+    examples=(("version", "needs no broker; server_version shows the broker's version"),),
+)
 def version(context: Context) -> None:
     if context.line.formatter == "json":
         context.out.write(compact({"node": context.node, "result": "ok", "value": {"version": __version__}}) + "\n")
@@ -41,6 +60,14 @@ def version(context: Context) -> None:
         context.out.write(__version__ + "\n")
 
 
+@_command(
+    "Shows the state of the node: versions, memory, disk, alarms, listeners",
+    "[--unit <unit>] [--timeout <timeout>]",
+    examples=(
+        ("status --unit mb", "version, memory, totals, listeners"),
+        ("status --formatter json", "for programs"),
+    ),
+)
 def status(context: Context) -> None:
     unit = context.line.given.get("unit", "gb")
     if unit.lower() not in UNITS:
@@ -158,16 +185,28 @@ def _amount(size_bytes: int, unit: str) -> str:
     return f"{size_bytes} bytes" if divisor == 1 else f"{round(size_bytes / divisor, 4)} {unit}"
 
 
+@_command(
+    "Stops AMQP and closes connections with code 320; the process and its admin API continue",
+    "",
+    examples=(("stop_app", "start_app starts AMQP again"),),
+)
 def stop_app(context: Context) -> None:
     context.info(f"Stopping amqpd application on node {context.node} ...")
     context.change("POST", "/api/amqpd/stop_app")
 
 
+@_command("Starts AMQP again after stop_app", "", examples=(("start_app", "clients can connect when it returns"),))
 def start_app(context: Context) -> None:
     context.info(f"Starting node {context.node} ...")
     context.change("POST", "/api/amqpd/start_app")
 
 
+@_command(
+    "Stops the broker and waits until its process has ended",
+    "[--idempotent] [<pidfile>]",
+    (("<pidfile>", "pid file of another process to wait for, for example a supervisor"),),
+    examples=(("stop", "confirmed messages are on the disk, and in their queues after the next start"),),
+)
 def stop(context: Context) -> None:
     """Stop the broker and wait until its process has ended, so that the next one can use the data directory."""
     context.info(f"Stopping and halting node {context.node} ...")
@@ -193,9 +232,12 @@ def stop(context: Context) -> None:
     context.success()
 
 
-def _pid_in(path: str) -> int:
-    from pathlib import Path
+shutdown = stop._replace(
+    usage_text=None, details=(), own_name="shutdown", examples=(("shutdown", "as stop, but without a pid file"),)
+)
 
+
+def _pid_in(path: str) -> int:
     try:
         return int(Path(path).read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -204,8 +246,6 @@ def _pid_in(path: str) -> int:
 
 def is_alive(pid: int) -> bool:
     """Return whether the process runs. A zombie (state Z) does not."""
-    from pathlib import Path
-
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:
@@ -222,15 +262,6 @@ def _answers(context: Context) -> bool:
     finally:
         context.client.close()
     return True
-
-
-VERSION: Final = Command(
-    "Help",
-    version,
-    "Displays the version of amqpctl",
-    "",
-    examples=(("version", "needs no broker; server_version shows the broker's version"),),
-)
 
 
 ALARMS: Final = ("memory", "disk")
@@ -273,6 +304,19 @@ def _check_count(context: Context, word: str) -> None:
         raise UsageError("too many arguments.")
 
 
+@_configuration(
+    "Changes the free disk space below which publishers are blocked",
+    "<disk_limit> | mem_relative <fraction>",
+    (
+        ("<disk_limit>", f"{_LIMIT}; the setting limits.disk_free_bytes is permanent"),
+        ("mem_relative <fraction>", "multiple of the machine's memory"),
+    ),
+    examples=(
+        ("set_disk_free_limit 1GB", "publishers are blocked if less space is free"),
+        ("set_disk_free_limit mem_relative 1.5", "one and a half times the memory"),
+    ),
+    needs=1,
+)
 def set_disk_free_limit(context: Context) -> None:
     _check_count(context, "mem_relative")
     text = context.operands[-1]
@@ -288,6 +332,19 @@ def set_disk_free_limit(context: Context) -> None:
     context.change("PUT", "/api/amqpd/disk_free_limit", body)
 
 
+@_configuration(
+    "Changes the memory use above which publishers are blocked",
+    "<fraction> | absolute <value>",
+    (
+        ("<fraction>", "share of the memory, 0.0 to 1.0; the setting limits.memory_high_watermark is permanent"),
+        ("absolute <value>", _LIMIT),
+    ),
+    examples=(
+        ("set_vm_memory_high_watermark 0.4", "the default"),
+        ("set_vm_memory_high_watermark absolute 2GB", "publishers are blocked if the broker uses more"),
+    ),
+    needs=1,
+)
 def set_vm_memory_high_watermark(context: Context) -> None:
     _check_count(context, "absolute")
     text = context.operands[-1]
@@ -306,18 +363,35 @@ def set_vm_memory_high_watermark(context: Context) -> None:
     context.change("PUT", "/api/amqpd/memory_high_watermark", body)
 
 
+@_configuration(
+    "Blocks publishers as if memory or disk were low, until clear_alarm or the next start",
+    "<alarm>",
+    (_KIND,),
+    examples=(("set_alarm disk", "publishers get connection.blocked with the reason low on disk"),),
+)
 def set_alarm(context: Context) -> None:
     kind = _alarm(context)
     context.info(f"Setting alarm '{kind}' on {context.node} ...")
     context.change("PUT", f"/api/amqpd/alarms/{kind}")
 
 
+@_configuration(
+    "Ends an alarm of set_alarm",
+    "<alarm>",
+    (_KIND,),
+    examples=(("clear_alarm memory", "publishers continue, if enough memory is free"),),
+)
 def clear_alarm(context: Context) -> None:
     kind = _alarm(context)
     context.info(f"Clearing alarm '{kind}' on {context.node} ...")
     context.change("DELETE", f"/api/amqpd/alarms/{kind}")
 
 
+@_configuration(
+    "Accepts a changed wall clock for retention, time to live and delays",
+    "",
+    examples=(("accept_clock", "check the date before: messages that are too old by it are deleted"),),
+)
 def accept_clock(context: Context) -> None:
     context.info(f"Accepting the wall clock of {context.node} ...")
     found = context.client.send("GET", "/api/amqpd/clock").checked().data
@@ -333,13 +407,15 @@ def _alarm(context: Context) -> str:
     return kind
 
 
-_KIND: Final = ("<alarm>", "memory or disk")
-_LIMIT: Final = "in bytes, or with a unit: kB, MB, GB, TB, PB (1000), or k, Ki, KiB and so on (1024)"
-
-
 GRACE_MAX_S: Final = 3600
 
 
+@_operation(
+    "Starts maintenance mode: refuses new connections and closes open ones",
+    "[--grace <seconds>]",
+    (("--grace <seconds>", "time for clients to disconnect before they are closed; default 0"),),
+    examples=(("drain --grace 30", "stops client traffic; messages stay, and the admin API answers"),),
+)
 def drain(context: Context) -> None:
     grace_s = context.line.number("grace") if "grace" in context.line.given else 0
     if not 0 <= grace_s <= GRACE_MAX_S:
@@ -351,6 +427,9 @@ def drain(context: Context) -> None:
     context.change("POST", "/api/amqpd/drain", {"grace_s": grace_s})
 
 
+@_operation(
+    "Ends maintenance mode: clients can connect again", "", examples=(("revive", "on the same ports"),), needs_app=False
+)
 def revive(context: Context) -> None:
     context.info(
         f"Will put node {context.node} back into regular operating mode. The node will again serve client traffic."
@@ -358,6 +437,11 @@ def revive(context: Context) -> None:
     context.change("POST", "/api/amqpd/revive")
 
 
+@_operation(
+    "Reloads settings, certificates and definitions, as SIGHUP does",
+    "",
+    examples=(("reload", "lists settings that changed, and those that need a restart"),),
+)
 def reload(context: Context) -> None:
     context.info(f"Reading the settings of node {context.node} again ...")
     context.no_timeout()  # definitions may be many
@@ -376,6 +460,10 @@ POLL_S: Final = 0.1
 _NOT_STARTED: Final = "amqpd is not running, or does not serve clients yet"
 
 
+@_command(
+    "Waits for the broker to start and to serve clients",
+    examples=(("await_startup --timeout 60", "exit code 0 when clients can connect, 69 after a minute"),),
+)
 def await_startup(context: Context) -> None:
     """rabbit: 69 after the timeout. rabbitmqctl fails at once if no node answers; this command waits for that too."""
     given = context.line.timeout_s
@@ -387,6 +475,12 @@ def await_startup(context: Context) -> None:
     context.success()
 
 
+@_command(
+    "Waits, 10 seconds by default, until a broker has started, with its process in a pid file or --pid",
+    "[<pidfile>] [--pid|-P <pid>] [--timeout <timeout>]",
+    (_PID,),
+    examples=(("wait --pid 4711 --timeout 60", "exit code 0 when clients can connect, 69 if the process ends before"),),
+)
 def wait(context: Context) -> None:
     """rabbit: 69 if the process ends before the start is complete, 75 after the timeout, by default 10 s."""
     given = context.line.given
@@ -420,8 +514,6 @@ def _read_pid(context: Context, path: str, deadline: float) -> int:
 
     Raises: Failure if it has no number; ApiRefused (75).
     """
-    from pathlib import Path
-
     while True:
         try:
             text = Path(path).read_text("utf-8").strip()
@@ -456,165 +548,19 @@ def _started(context: Context) -> bool:
         return False
 
 
+@_command(
+    "Deletes vhosts, users, queues and messages, as before the first start",
+    "",
+    examples=(("reset", "after stop_app; keeps settings and the audit log"),),
+)
 def reset(context: Context) -> None:
     context.info(f"Resetting node {context.node} ...")
     context.no_timeout()
     context.change("POST", "/api/amqpd/reset")
 
 
-_PID: Final = ("<pidfile>", "file with the process ID of the broker")
-
-
-_row = partial(Command, "Nodes")
-_configuration = partial(Command, CONFIGURATION)
-_operation = partial(Command, OPERATIONS)
-
-COMMANDS: Final = (
-    VERSION,
-    _row(
-        ping,
-        "Checks that the broker's process runs and its admin API answers",
-        examples=(("ping -q -t 5", "exit code 0, 69 (unreachable) or 75 (no answer)"),),
-        needs_app=False,
-    ),
-    _row(
-        start_app,
-        "Starts AMQP again after stop_app",
-        "",
-        examples=(("start_app", "clients can connect when it returns"),),
-        needs_app=False,
-    ),
-    _row(
-        status,
-        "Shows the state of the node: versions, memory, disk, alarms, listeners",
-        "[--unit <unit>] [--timeout <timeout>]",
-        examples=(
-            ("status --unit mb", "version, memory, totals, listeners"),
-            ("status --formatter json", "for programs"),
-        ),
-        needs_app=False,
-    ),
-    _row(
-        stop,
-        "Stops the broker and waits until its process has ended",
-        "[--idempotent] [<pidfile>]",
-        (("<pidfile>", "pid file of another process to wait for, for example a supervisor"),),
-        examples=(("stop", "confirmed messages are on the disk, and in their queues after the next start"),),
-        needs_app=False,
-    ),
-    _row(
-        stop_app,
-        "Stops AMQP and closes connections with code 320; the process and its admin API continue",
-        "",
-        examples=(("stop_app", "start_app starts AMQP again"),),
-        needs_app=False,
-    ),
-    _configuration(
-        accept_clock,
-        "Accepts a changed wall clock for retention, time to live and delays",
-        "",
-        examples=(("accept_clock", "check the date before: messages that are too old by it are deleted"),),
-    ),
-    _configuration(
-        clear_alarm,
-        "Ends an alarm of set_alarm",
-        "<alarm>",
-        (_KIND,),
-        examples=(("clear_alarm memory", "publishers continue, if enough memory is free"),),
-    ),
-    _configuration(
-        set_alarm,
-        "Blocks publishers as if memory or disk were low, until clear_alarm or the next start",
-        "<alarm>",
-        (_KIND,),
-        examples=(("set_alarm disk", "publishers get connection.blocked with the reason low on disk"),),
-    ),
-    _configuration(
-        set_disk_free_limit,
-        "Changes the free disk space below which publishers are blocked",
-        "<disk_limit> | mem_relative <fraction>",
-        (
-            ("<disk_limit>", f"{_LIMIT}; the setting limits.disk_free_bytes is permanent"),
-            ("mem_relative <fraction>", "multiple of the machine's memory"),
-        ),
-        examples=(
-            ("set_disk_free_limit 1GB", "publishers are blocked if less space is free"),
-            ("set_disk_free_limit mem_relative 1.5", "one and a half times the memory"),
-        ),
-        needs=1,
-    ),
-    _configuration(
-        set_vm_memory_high_watermark,
-        "Changes the memory use above which publishers are blocked",
-        "<fraction> | absolute <value>",
-        (
-            ("<fraction>", "share of the memory, 0.0 to 1.0; the setting limits.memory_high_watermark is permanent"),
-            ("absolute <value>", _LIMIT),
-        ),
-        examples=(
-            ("set_vm_memory_high_watermark 0.4", "the default"),
-            ("set_vm_memory_high_watermark absolute 2GB", "publishers are blocked if the broker uses more"),
-        ),
-        needs=1,
-    ),
-    _operation(
-        reload,
-        "Reloads settings, certificates and definitions, as SIGHUP does",
-        "",
-        examples=(("reload", "lists settings that changed, and those that need a restart"),),
-        needs_app=False,
-    ),
-    _operation(
-        drain,
-        "Starts maintenance mode: refuses new connections and closes open ones",
-        "[--grace <seconds>]",
-        (("--grace <seconds>", "time for clients to disconnect before they are closed; default 0"),),
-        examples=(("drain --grace 30", "stops client traffic; messages stay, and the admin API answers"),),
-        needs_app=False,
-    ),
-    _operation(
-        revive,
-        "Ends maintenance mode: clients can connect again",
-        "",
-        examples=(("revive", "on the same ports"),),
-        needs_app=False,
-    ),
-    _row(
-        await_startup,
-        "Waits for the broker to start and to serve clients",
-        examples=(("await_startup --timeout 60", "exit code 0 when clients can connect, 69 after a minute"),),
-        needs_app=False,
-    ),
-    _row(
-        reset,
-        "Deletes everything, as reset does",
-        "",
-        own_name="force_reset",
-        examples=(("force_reset", "after stop_app"),),
-        needs_app=False,
-    ),
-    _row(
-        reset,
-        "Deletes vhosts, users, queues and messages, as before the first start",
-        "",
-        examples=(("reset", "after stop_app; keeps settings and the audit log"),),
-        needs_app=False,
-    ),
-    _row(
-        stop,
-        "Stops the broker and waits until its process has ended",
-        own_name="shutdown",
-        examples=(("shutdown", "as stop, but without a pid file"),),
-        needs_app=False,
-    ),
-    _row(
-        wait,
-        "Waits, 10 seconds by default, until a broker has started, with its process in a pid file or --pid",
-        "[<pidfile>] [--pid|-P <pid>] [--timeout <timeout>]",
-        (_PID,),
-        examples=(
-            ("wait --pid 4711 --timeout 60", "exit code 0 when clients can connect, 69 if the process ends before"),
-        ),
-        needs_app=False,
-    ),
+force_reset = reset._replace(
+    summary="Deletes everything, as reset does",
+    own_name="force_reset",
+    examples=(("force_reset", "after stop_app"),),
 )

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from amqpd.cli.client import quoted
-from amqpd.cli.command import MONITORING, Command, Context
+from amqpd.cli.command import MONITORING, Command, Context, command
 from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError, VhostNotFound
 from amqpd.cli.formatters import compact, json_cell
 
@@ -42,6 +42,43 @@ _OPERATORS: Final = _Words(
 )
 
 
+_NAME: Final = ("<name>", "policy name (identifier)")
+_SET_DETAILS: Final = (
+    _NAME,
+    ("<pattern>", "regular expression (RE2, unanchored) that the names of queues and exchanges must match"),
+    ("<definition>", "the policy's keys and values, as JSON; docs/policies.md lists the keys"),
+)
+_SET_USAGE: Final = "[--vhost <vhost>] [--priority <priority>] [--apply-to <apply-to>] <name> <pattern> <definition>"
+_LIST_USAGE: Final = "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]"
+_command = partial(command, "Policies")
+
+
+@_command(
+    "Sets an operator policy. Its limits apply in addition to other policies",
+    _SET_USAGE,
+    _SET_DETAILS,
+    examples=(("set_operator_policy cap '.*' '{\"max-length\":100000}'", "no queue can have more messages"),),
+)
+def set_operator_policy(context: Context) -> None:
+    _set(_OPERATORS, context)
+
+
+@_command(
+    "Creates or changes a policy",
+    _SET_USAGE,
+    _SET_DETAILS,
+    examples=(
+        ("set_policy ttl '^logs\\.' '{\"message-ttl\":60000}' --apply-to queues", "messages expire after a minute"),
+        (
+            "set_policy --priority 1 dlx '^orders$' '{\"dead-letter-exchange\":\"dead\"}'",
+            "the matching policy with the higher priority applies",
+        ),
+    ),
+)
+def set_policy(context: Context) -> None:
+    _set(_USERS, context)
+
+
 def _set(words: _Words, context: Context) -> None:
     name, pattern, text = context.operands
     given = context.line.given
@@ -62,11 +99,49 @@ def _set(words: _Words, context: Context) -> None:
     context.change("PUT", _path(words, context, name), body, missing=VhostNotFound(context.vhost))
 
 
+@_command(
+    "Removes an operator policy",
+    "[--vhost <vhost>] <name>",
+    (("<name>", "the operator policy"),),
+    examples=(("clear_operator_policy cap", "queues follow their policies and arguments again"),),
+)
+def clear_operator_policy(context: Context) -> None:
+    _clear(_OPERATORS, context)
+
+
+@_command(
+    "Removes a policy",
+    "[--vhost <vhost>] <name>",
+    (("<name>", "the policy"),),
+    examples=(("clear_policy -p shop orders", "exit code 69 if there is none"),),
+)
+def clear_policy(context: Context) -> None:
+    _clear(_USERS, context)
+
+
 def _clear(words: _Words, context: Context) -> None:
     name = context.operands[0]
     context.info(f'Clearing {words.clearing} "{name}" on vhost "{context.vhost}" ...')
     context.no_timeout()
     context.change("DELETE", _path(words, context, name), missing=NO_PARAMETER)
+
+
+@_command(
+    "Shows the operator policies of a vhost",
+    _LIST_USAGE,
+    examples=(("list_operator_policies -p shop", "by priority, the lowest first"),),
+)
+def list_operator_policies(context: Context) -> None:
+    _list(_OPERATORS, context)
+
+
+@_command(
+    "Shows the policies of a vhost",
+    _LIST_USAGE,
+    examples=(("list_policies -p shop --formatter json", "for programs"),),
+)
+def list_policies(context: Context) -> None:
+    _list(_USERS, context)
 
 
 def _list(words: _Words, context: Context) -> None:
@@ -90,17 +165,6 @@ def json_of(text: str) -> Any:
         raise Failure(UNAVAILABLE, f"JSON decoding error. Reason: {error}") from None
 
 
-_NAME: Final = ("<name>", "policy name (identifier)")
-_SET_DETAILS: Final = (
-    _NAME,
-    ("<pattern>", "regular expression (RE2, unanchored) that the names of queues and exchanges must match"),
-    ("<definition>", "the policy's keys and values, as JSON; docs/policies.md lists the keys"),
-)
-_SET_USAGE: Final = "[--vhost <vhost>] [--priority <priority>] [--apply-to <apply-to>] <name> <pattern> <definition>"
-_LIST_USAGE: Final = "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]"
-GROUP: Final = "Policies"
-
-
 KINDS: Final = {"policies": "Policy", "operator-policies": "Operator policy"}
 
 
@@ -110,6 +174,18 @@ def mirroring(context: Context, kind: str) -> list[dict[str, Any]]:
     return [each for each in found if any(key.startswith("ha-") for key in each["definition"])]
 
 
+_COMPONENT: Final = ("<component_name>", "component name: operator_policy or vhost-limits")
+_PARAMETER: Final = ("<name>", "parameter name (identifier)")
+_VALUE: Final = ("<value>", "the value, as JSON")
+_parameter_command = partial(command, "Parameters")
+
+
+@command(
+    MONITORING,
+    "Fails if a policy asks for mirrors of classic queues",
+    own_name="check_if_cluster_has_classic_queue_mirroring_policy",
+    examples=(("check_if_cluster_has_classic_queue_mirroring_policy", "exit code 69 and names, if there are any"),),
+)
 def check(context: Context) -> None:
     context.info("Checking if cluster has any classic queue mirroring policy ...")
     found = {kind: mirroring(context, kind) for kind in KINDS}
@@ -132,11 +208,34 @@ def check(context: Context) -> None:
     raise Failure(UNAVAILABLE, "\n".join(lines))
 
 
-def show(kind: str, context: Context) -> None:
-    context.info(f"Listing {kind.replace('-', ' ')} with classic queue mirroring ...")
-    context.show(_COLUMNS, [[json_cell(each[name]) for name in _COLUMNS] for each in mirroring(context, kind)])
+def _mirroring_command(kind: str) -> Command:
+    """Return the command that lists the policies of `mirroring`."""
+    title = kind.replace("-", " ")
+    name = f"list_{kind.replace('-', '_')}_with_classic_queue_mirroring"
+
+    @command(
+        MONITORING,
+        f"Lists {title} that ask for mirrors of classic queues; amqpd makes none",
+        "[--no-table-headers] [--timeout <timeout>]",
+        own_name=name,
+        examples=((name, "policies of all virtual hosts"),),
+    )
+    def run(context: Context) -> None:
+        context.info(f"Listing {title} with classic queue mirroring ...")
+        context.show(_COLUMNS, [[json_cell(each[name]) for name in _COLUMNS] for each in mirroring(context, kind)])
+
+    return run
 
 
+COMMANDS: Final = tuple(map(_mirroring_command, KINDS))
+
+
+@command(
+    "Policies",
+    "Removes ha-mode and similar keys from all policies, and policies without other keys",
+    own_name="remove_classic_queue_mirroring_from_policies",
+    examples=(("remove_classic_queue_mirroring_from_policies", "before an upgrade to RabbitMQ 4"),),
+)
 def remove(context: Context) -> None:
     """Remove the keys, and policies that have no other keys."""
     context.info("Removing classic queue mirroring from policies ...")
@@ -153,21 +252,17 @@ def remove(context: Context) -> None:
     context.success()
 
 
-def _listing(kind: str) -> Command:
-    name = f"list_{kind.replace('-', '_')}_with_classic_queue_mirroring"
-    return Command(
-        MONITORING,
-        partial(show, kind),
-        f"Lists {kind.replace('-', ' ')} that ask for mirrors of classic queues; amqpd makes none",
-        "[--no-table-headers] [--timeout <timeout>]",
-        own_name=name,
-        examples=((name, "policies of all virtual hosts"),),
-    )
-
-
-PARAMETER_GROUP: Final = "Parameters"
-
-
+@_parameter_command(
+    "Sets a runtime parameter",
+    "[--vhost <vhost>] <component_name> <name> <value>",
+    (_COMPONENT, _PARAMETER, _VALUE),
+    examples=(
+        (
+            'set_parameter operator_policy cap \'{"pattern":".*","definition":{"max-length":9},"priority":0}\'',
+            "as set_operator_policy cap '.*' '{\"max-length\":9}'",
+        ),
+    ),
+)
 def set_parameter(context: Context) -> None:
     component, name, text = context.operands
     context.info(
@@ -177,6 +272,12 @@ def set_parameter(context: Context) -> None:
     context.change("PUT", path, {"value": json_of(text)}, VhostNotFound(context.vhost))
 
 
+@_parameter_command(
+    "Removes a runtime parameter",
+    "[--vhost <vhost>] <component_name> <name>",
+    (_COMPONENT, _PARAMETER),
+    examples=(("clear_parameter operator_policy cap", "as clear_operator_policy cap"),),
+)
 def clear_parameter(context: Context) -> None:
     component, name = context.operands
     context.info(f'Clearing runtime parameter "{name}" for component "{component}" on vhost "{context.vhost}" ...')
@@ -185,6 +286,11 @@ def clear_parameter(context: Context) -> None:
     context.change("DELETE", _parameter_path(context, component, name), missing=NO_PARAMETER)
 
 
+@_parameter_command(
+    "Shows the parameters of a vhost",
+    "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]",
+    examples=(("list_parameters -p shop", "the list includes operator policies"),),
+)
 def list_parameters(context: Context) -> None:
     context.info(f'Listing runtime parameters for vhost "{context.vhost}" ...')
     # Only to check that the vhost exists.
@@ -193,18 +299,35 @@ def list_parameters(context: Context) -> None:
     _show(context, ("component", "name", "value"), found)
 
 
+@_parameter_command(
+    "Sets a parameter of the whole broker",
+    "<name> <value>",
+    (_PARAMETER, _VALUE),
+    examples=(("set_global_parameter cluster_name '\"shop\"'", "the name in server-properties"),),
+)
 def set_global_parameter(context: Context) -> None:
     name, text = context.operands
     context.info(f'Setting global runtime parameter "{name}" to "{text}" ...')
     context.change("PUT", _global(name), {"value": json_of(text)})
 
 
+@_parameter_command(
+    "Removes a global parameter",
+    "<name>",
+    (_PARAMETER,),
+    examples=(("clear_global_parameter team", "exit code 69 if there is none"),),
+)
 def clear_global_parameter(context: Context) -> None:
     name = context.operands[0]
     context.info(f'Clearing global runtime parameter "{name}" ...')
     context.change("DELETE", _global(name), missing=NO_PARAMETER)
 
 
+@_parameter_command(
+    "Lists global runtime parameters",
+    "[--no-table-headers] [--timeout <timeout>]",
+    examples=(("list_global_parameters --formatter json", "values are JSON texts"),),
+)
 def list_global_parameters(context: Context) -> None:
     context.info("Listing global runtime parameters ...")
     _show(context, ("name", "value"), context.client.get("/api/global-parameters"))
@@ -227,128 +350,3 @@ def _named(name: str) -> str:
 def _show(context: Context, columns: tuple[str, ...], items: list[dict[str, Any]]) -> None:
     rows = [[compact(item[column]) if column == "value" else item[column] for column in columns] for item in items]
     context.show(columns, rows)
-
-
-_COMPONENT: Final = ("<component_name>", "component name: operator_policy or vhost-limits")
-_PARAMETER: Final = ("<name>", "parameter name (identifier)")
-_VALUE: Final = ("<value>", "the value, as JSON")
-_TABLE: Final = ("no-table-headers",)
-
-
-_row = partial(Command, GROUP)
-_parameter_command = partial(Command, PARAMETER_GROUP)
-
-COMMANDS: Final = (
-    _row(
-        partial(_clear, _OPERATORS),
-        "Removes an operator policy",
-        "[--vhost <vhost>] <name>",
-        (("<name>", "the operator policy"),),
-        own_name="clear_operator_policy",
-        examples=(("clear_operator_policy cap", "queues follow their policies and arguments again"),),
-    ),
-    _row(
-        partial(_clear, _USERS),
-        "Removes a policy",
-        "[--vhost <vhost>] <name>",
-        (("<name>", "the policy"),),
-        own_name="clear_policy",
-        examples=(("clear_policy -p shop orders", "exit code 69 if there is none"),),
-    ),
-    _row(
-        partial(_list, _OPERATORS),
-        "Shows the operator policies of a vhost",
-        _LIST_USAGE,
-        own_name="list_operator_policies",
-        examples=(("list_operator_policies -p shop", "by priority, the lowest first"),),
-    ),
-    _row(
-        partial(_list, _USERS),
-        "Shows the policies of a vhost",
-        _LIST_USAGE,
-        own_name="list_policies",
-        examples=(("list_policies -p shop --formatter json", "for programs"),),
-    ),
-    _row(
-        partial(_set, _OPERATORS),
-        "Sets an operator policy. Its limits apply in addition to other policies",
-        _SET_USAGE,
-        _SET_DETAILS,
-        own_name="set_operator_policy",
-        examples=(("set_operator_policy cap '.*' '{\"max-length\":100000}'", "no queue can have more messages"),),
-    ),
-    _row(
-        partial(_set, _USERS),
-        "Creates or changes a policy",
-        _SET_USAGE,
-        _SET_DETAILS,
-        own_name="set_policy",
-        examples=(
-            ("set_policy ttl '^logs\\.' '{\"message-ttl\":60000}' --apply-to queues", "messages expire after a minute"),
-            (
-                "set_policy --priority 1 dlx '^orders$' '{\"dead-letter-exchange\":\"dead\"}'",
-                "the matching policy with the higher priority applies",
-            ),
-        ),
-    ),
-    Command(
-        MONITORING,
-        check,
-        "Fails if a policy asks for mirrors of classic queues",
-        own_name="check_if_cluster_has_classic_queue_mirroring_policy",
-        examples=(("check_if_cluster_has_classic_queue_mirroring_policy", "exit code 69 and names, if there are any"),),
-    ),
-    *(_listing(kind) for kind in KINDS),
-    Command(
-        "Policies",
-        remove,
-        "Removes ha-mode and similar keys from all policies, and policies without other keys",
-        own_name="remove_classic_queue_mirroring_from_policies",
-        examples=(("remove_classic_queue_mirroring_from_policies", "before an upgrade to RabbitMQ 4"),),
-    ),
-    _parameter_command(
-        clear_global_parameter,
-        "Removes a global parameter",
-        "<name>",
-        (_PARAMETER,),
-        examples=(("clear_global_parameter team", "exit code 69 if there is none"),),
-    ),
-    _parameter_command(
-        clear_parameter,
-        "Removes a runtime parameter",
-        "[--vhost <vhost>] <component_name> <name>",
-        (_COMPONENT, _PARAMETER),
-        examples=(("clear_parameter operator_policy cap", "as clear_operator_policy cap"),),
-    ),
-    _parameter_command(
-        list_global_parameters,
-        "Lists global runtime parameters",
-        "[--no-table-headers] [--timeout <timeout>]",
-        examples=(("list_global_parameters --formatter json", "values are JSON texts"),),
-    ),
-    _parameter_command(
-        list_parameters,
-        "Shows the parameters of a vhost",
-        "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]",
-        examples=(("list_parameters -p shop", "the list includes operator policies"),),
-    ),
-    _parameter_command(
-        set_global_parameter,
-        "Sets a parameter of the whole broker",
-        "<name> <value>",
-        (_PARAMETER, _VALUE),
-        examples=(("set_global_parameter cluster_name '\"shop\"'", "the name in server-properties"),),
-    ),
-    _parameter_command(
-        set_parameter,
-        "Sets a runtime parameter",
-        "[--vhost <vhost>] <component_name> <name> <value>",
-        (_COMPONENT, _PARAMETER, _VALUE),
-        examples=(
-            (
-                'set_parameter operator_policy cap \'{"pattern":".*","definition":{"max-length":9},"priority":0}\'',
-                "as set_operator_policy cap '.*' '{\"max-length\":9}'",
-            ),
-        ),
-    ),
-)

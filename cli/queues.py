@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from amqpd.cli.client import quoted
-from amqpd.cli.command import OPERATIONS, Command, Context
+from amqpd.cli.command import OPERATIONS, Context, command
 from amqpd.cli.errors import SOFTWARE, UNAVAILABLE, USAGE, Failure, UsageError
 from amqpd.cli.listings import Item, Listing, plain, show_items, value, wanted
 
@@ -50,6 +50,38 @@ def _queue(context: Context) -> str:
     return f"/api/queues/{quoted(context.vhost)}/{quoted(context.operands[0])}"
 
 
+_QUEUE: Final = ("<queue>", "queue with the messages")
+_SOME: Final = "[--where <SQL>] [--limit <number>] [--dry-run] [--detach]"
+_TO: Final = "--to-queue <queue> | --to-exchange <exchange> [--routing-key <key>]"
+DELAYED: Final = Listing(
+    "/api/delayed/{vhost}",
+    ("id", "exchange", "due", "routing_keys"),
+    plain("id", "exchange", "due", "routing_keys", "published_to", "payload_bytes", "persistent", "vhost"),
+)
+FOUND: Final = Listing(
+    "/api/amqpd/trace/{vhost}",
+    ("queue", "offset", "time", "state", "redelivered", "connection", "consumer", "reason"),
+    plain(
+        "queue", "offset", "time", "state", "redelivered", "connection", "consumer", "reason", "exchange",
+        "routing_key", "channel", "user", "count", "moved_from",
+    ),
+)  # fmt: skip
+_command = partial(command, "Queues")
+
+
+@_command(
+    "Shows messages of a queue or stream, without changing them",
+    "[--vhost <vhost>] [--where <SQL>] [--from-offset <offset> | --from-time <time>] [--limit <number>] "
+    "[--no-table-headers] <queue> [<column> ...]",
+    (_QUEUE,),
+    columns=MESSAGES.names(),
+    shown=len(MESSAGES.default),
+    examples=(
+        ("browse_queue orders", f"the first {BROWSE_COUNT} messages, also unacked ones"),
+        ("browse_queue --where \"customer = 'acme'\" orders offset headers", "messages with this header"),
+        ("browse_queue --from-time 2026-11-22T08:00:00 --formatter json orders", "messages since then, as JSON"),
+    ),
+)
 def browse_queue(context: Context) -> None:
     columns = wanted(MESSAGES, context.operands[1:])
     left = context.line.number("limit") or BROWSE_COUNT
@@ -72,14 +104,35 @@ def browse_queue(context: Context) -> None:
         context.warn(found["hint"])
 
 
+@_command(
+    "Moves messages of a queue to another queue or to an exchange",
+    f"[--vhost <vhost>] {_TO} {_SOME} <queue>",
+    (_QUEUE,),
+    examples=(
+        ("move_messages --to-queue later orders", "all ready messages"),
+        ("move_messages --to-queue later --where \"customer = 'acme'\" orders", "the messages of one customer"),
+    ),
+)
 def move_messages(context: Context) -> None:
     _run(context, "Moving messages of", {"action": "move", **_target(context)})
 
 
+@_command(
+    "Copies messages of a queue or stream to another queue or to an exchange",
+    f"[--vhost <vhost>] {_TO} [--from-offset <offset> | --from-time <time>] {_SOME} <queue>",
+    (_QUEUE,),
+    examples=(("copy_messages --to-queue test --limit 1000 orders", "the first 1000 messages"),),
+)
 def copy_messages(context: Context) -> None:
     _run(context, "Copying messages of", {"action": "copy", **_target(context), **_begin(context)})
 
 
+@_command(
+    "Deletes messages of a queue, without dead-lettering them",
+    f"[--vhost <vhost>] {_SOME} <queue>",
+    (_QUEUE,),
+    examples=(("delete_messages --where \"kind = 'test'\" orders", "messages of a test"),),
+)
 def delete_messages(context: Context) -> None:
     given = context.line.given
     if "where" not in given and "limit" not in given:
@@ -87,10 +140,30 @@ def delete_messages(context: Context) -> None:
     _run(context, "Deleting messages of", {"action": "delete"})
 
 
+@_command(
+    "Sends dead letters back to the queues where they died first",
+    f"[--vhost <vhost>] {_SOME} <queue>",
+    (("<queue>", "queue with the dead letters"),),
+    examples=(
+        ("redrive --dry-run failed", "the number of messages that can go back, and why others cannot"),
+        ("redrive --limit 100 failed", "the first 100 messages, as a test"),
+    ),
+)
 def redrive(context: Context) -> None:
     _run(context, "Sending back dead letters of", {"action": "redrive"})
 
 
+@_command(
+    "Puts settled messages since a time or offset back into their queue, or copies them to another one",
+    "[--vhost <vhost>] --to-time <time> | --to-offset <offset> [--until-time <time> | --until-offset <offset>] "
+    f"[--to-queue <queue>] {_SOME} <queue>",
+    (("<queue>", "queue that retains settled messages (x-retain)"),),
+    examples=(
+        ("rewind_queue --to-time 2026-11-21T08:00:00 --dry-run orders", "only the number of messages"),
+        ("rewind_queue --to-offset 5000 --where \"customer = 'acme'\" orders", "the messages of one customer"),
+        ("rewind_queue --to-offset 0 --to-queue audit orders", "all retained messages, into another queue"),
+    ),
+)
 def rewind_queue(context: Context) -> None:
     given = context.line.given
     body: dict[str, object] = {"action": "rewind"}
@@ -176,12 +249,30 @@ def _tell(context: Context, job: Item) -> None:
     context.success(text)
 
 
+@_command(
+    "Lists running and recent jobs that move, copy, delete, redrive or rewind messages",
+    "[--no-table-headers] [<column> ...]",
+    columns=JOBS.names(),
+    shown=len(JOBS.default),
+    examples=(
+        (
+            "list_jobs id queue state reason done left",
+            "with the reason for waiting, and messages left in the queue",
+        ),
+    ),
+)
 def list_jobs(context: Context) -> None:
     columns = wanted(JOBS, context.operands)
     context.info("Listing jobs ...")
     show_items(context, JOBS, columns, context.client.get(JOBS.path))
 
 
+@_command(
+    "Stops a job; messages that it has not moved stay in their queue",
+    "<job>",
+    (("<job>", "ID of the job, see list_jobs"),),
+    examples=(("stop_job 3", "stops the job with the ID 3"),),
+)
 def stop_job(context: Context) -> None:
     id_ = context.operands[0]
     context.info(f"Stopping job {id_} ...")
@@ -189,19 +280,19 @@ def stop_job(context: Context) -> None:
     context.success(f"Job {id_} is {job['state']} after {job['done']} messages")
 
 
-_QUEUE: Final = ("<queue>", "queue with the messages")
-_SOME: Final = "[--where <SQL>] [--limit <number>] [--dry-run] [--detach]"
-_TO: Final = "--to-queue <queue> | --to-exchange <exchange> [--routing-key <key>]"
-
-
 LIMIT_MAX: Final = 10_000
-DELAYED: Final = Listing(
-    "/api/delayed/{vhost}",
-    ("id", "exchange", "due", "routing_keys"),
-    plain("id", "exchange", "due", "routing_keys", "published_to", "payload_bytes", "persistent", "vhost"),
+
+
+@_command(
+    "Lists delayed messages, the next due message first",
+    "[--vhost <vhost>] [--exchange <exchange>] [--limit <number>] [--no-table-headers] [<column> ...]",
+    columns=DELAYED.names(),
+    shown=len(DELAYED.default),
+    examples=(
+        ("list_delayed_messages -p shop", "the next 100: IDs, and due times in ms since 1970"),
+        ("list_delayed_messages --exchange reminders --limit 5 id due", "the next five messages of one exchange"),
+    ),
 )
-
-
 def list_delayed_messages(context: Context) -> None:
     columns = wanted(DELAYED, context.operands)
     given = context.line.given
@@ -217,6 +308,12 @@ def list_delayed_messages(context: Context) -> None:
     show_items(context, DELAYED, columns, context.client.get(path))
 
 
+@_command(
+    "Cancels a delayed message",
+    "[--vhost <vhost>] <id>",
+    (("<id>", "ID of the message, see list_delayed_messages"),),
+    examples=(("cancel_delayed_message -p shop 018bcfe56800-00018bcfe5680000", "deletes the message"),),
+)
 def cancel_delayed_message(context: Context) -> None:
     message = context.operands[0]
     context.info(f"Cancelling delayed message '{message}' in vhost '{context.vhost}' ...")
@@ -228,6 +325,12 @@ def cancel_delayed_message(context: Context) -> None:
 _PID: Final = re.compile(r"<(?!0\.)[^<>]+\.[0-9]+\.[0-9]+>")  # rabbit: refuses <0.1.2>, which names no node
 
 
+@_command(
+    "Deletes the ready messages of a queue",
+    "[--vhost <vhost>] <queue> [--timeout <timeout>]",
+    (("<queue>", "the queue; unacked messages stay with their consumers"),),
+    examples=(("purge_queue -p shop orders", "the queue has no ready messages"),),
+)
 def purge_queue(context: Context) -> None:
     name = context.operands[0]
     context.info(f"Purging queue '{name}' in vhost '{context.vhost}' ...")
@@ -235,6 +338,12 @@ def purge_queue(context: Context) -> None:
     context.change("POST", "/api/amqpd/purge_queue", body, Failure(UNAVAILABLE, "Queue not found"))
 
 
+@_command(
+    "Deletes a queue",
+    "[--vhost <vhost>] <queue_name> [--if-empty|-e] [--if-unused|-u] [--timeout <timeout>]",
+    (("<queue_name>", "the queue"),),
+    examples=(("delete_queue -p shop orders --if-empty", "exit code 64 if the queue has messages"),),
+)
 def delete_queue(context: Context) -> None:
     name = context.operands[0]
     if_empty, if_unused = "if-empty" in context.line.given, "if-unused" in context.line.given
@@ -252,6 +361,16 @@ def delete_queue(context: Context) -> None:
     context.success(f"Queue was successfully deleted with {answer.data['message_count']} ready messages")
 
 
+@command(
+    OPERATIONS,
+    "Closes the connection with this pid",
+    "<connection pid> <explanation>",
+    (
+        ("<connection pid>", "connection identifier, see list_connections pid"),
+        ("<explanation>", "reason; the client gets it with code 320"),
+    ),
+    examples=(("close_connection '<amqpd@host.3.0>' 'too many channels'", "a shell needs the quotes"),),
+)
 def close_connection(context: Context) -> None:
     pid, reason = context.operands
     context.info(f"Closing connection {pid}, reason: {reason}...")
@@ -265,6 +384,16 @@ def close_connection(context: Context) -> None:
     context.success()
 
 
+@command(
+    OPERATIONS,
+    "Closes the connections of a vhost, or all connections",
+    "[--vhost <vhost> --limit <limit>] [--global] [--per-connection-delay <delay>] <explanation>",
+    (("<explanation>", "reason; clients get it with code 320"),),
+    examples=(
+        ("close_all_connections 'maintenance'", "the connections of vhost /"),
+        ("close_all_connections --global --per-connection-delay 50 'maintenance'", "all, 20 per second"),
+    ),
+)
 def close_all_connections(context: Context) -> None:
     reason = context.operands[0]
     everywhere = context.all_vhosts("vhost")
@@ -283,16 +412,17 @@ def close_all_connections(context: Context) -> None:
     context.success(f"Closed {answer.data['closed']} connections")
 
 
-FOUND: Final = Listing(
-    "/api/amqpd/trace/{vhost}",
-    ("queue", "offset", "time", "state", "redelivered", "connection", "consumer", "reason"),
-    plain(
-        "queue", "offset", "time", "state", "redelivered", "connection", "consumer", "reason", "exchange",
-        "routing_key", "channel", "user", "count", "moved_from",
+@_command(
+    "Shows the present and earlier queues of messages with an ID, as far as the logs have them",
+    "[--vhost <vhost>] [--correlation-id] [--no-table-headers] <id> [<column> ...]",
+    (("<id>", "the property message_id"),),
+    columns=FOUND.names(),
+    shown=len(FOUND.default),
+    examples=(
+        ("trace_message 8f1c", "its queues and states: ready, unacked (with the consumer), settled or gone"),
+        ("trace_message --correlation-id order-7 queue state time", "all messages with one correlation_id"),
     ),
-)  # fmt: skip
-
-
+)
 def trace_message(context: Context) -> None:
     columns = wanted(FOUND, context.operands[1:])
     id_ = context.operands[0]
@@ -335,155 +465,3 @@ def _gone(found: list[Item]) -> list[Item]:
             place = {"queue": queue, "state": "gone", "reason": reason, "count": death.get("count", 1)}
             gone.setdefault((queue, reason), {**place, "exchange": death.get("exchange", "")})
     return list(gone.values())
-
-
-_row = partial(Command, "Queues")
-
-COMMANDS: Final = (
-    _row(
-        browse_queue,
-        "Shows messages of a queue or stream, without changing them",
-        "[--vhost <vhost>] [--where <SQL>] [--from-offset <offset> | --from-time <time>] [--limit <number>] "
-        "[--no-table-headers] <queue> [<column> ...]",
-        (_QUEUE,),
-        columns=MESSAGES.names(),
-        shown=len(MESSAGES.default),
-        examples=(
-            ("browse_queue orders", f"the first {BROWSE_COUNT} messages, also unacked ones"),
-            ("browse_queue --where \"customer = 'acme'\" orders offset headers", "messages with this header"),
-            ("browse_queue --from-time 2026-11-22T08:00:00 --formatter json orders", "messages since then, as JSON"),
-        ),
-    ),
-    _row(
-        move_messages,
-        "Moves messages of a queue to another queue or to an exchange",
-        f"[--vhost <vhost>] {_TO} {_SOME} <queue>",
-        (_QUEUE,),
-        examples=(
-            ("move_messages --to-queue later orders", "all ready messages"),
-            ("move_messages --to-queue later --where \"customer = 'acme'\" orders", "the messages of one customer"),
-        ),
-    ),
-    _row(
-        copy_messages,
-        "Copies messages of a queue or stream to another queue or to an exchange",
-        f"[--vhost <vhost>] {_TO} [--from-offset <offset> | --from-time <time>] {_SOME} <queue>",
-        (_QUEUE,),
-        examples=(("copy_messages --to-queue test --limit 1000 orders", "the first 1000 messages"),),
-    ),
-    _row(
-        delete_messages,
-        "Deletes messages of a queue, without dead-lettering them",
-        f"[--vhost <vhost>] {_SOME} <queue>",
-        (_QUEUE,),
-        examples=(("delete_messages --where \"kind = 'test'\" orders", "messages of a test"),),
-    ),
-    _row(
-        redrive,
-        "Sends dead letters back to the queues where they died first",
-        f"[--vhost <vhost>] {_SOME} <queue>",
-        (("<queue>", "queue with the dead letters"),),
-        examples=(
-            ("redrive --dry-run failed", "the number of messages that can go back, and why others cannot"),
-            ("redrive --limit 100 failed", "the first 100 messages, as a test"),
-        ),
-    ),
-    _row(
-        rewind_queue,
-        "Puts settled messages since a time or offset back into their queue, or copies them to another one",
-        "[--vhost <vhost>] --to-time <time> | --to-offset <offset> [--until-time <time> | --until-offset <offset>] "
-        f"[--to-queue <queue>] {_SOME} <queue>",
-        (("<queue>", "queue that retains settled messages (x-retain)"),),
-        examples=(
-            ("rewind_queue --to-time 2026-11-21T08:00:00 --dry-run orders", "only the number of messages"),
-            ("rewind_queue --to-offset 5000 --where \"customer = 'acme'\" orders", "the messages of one customer"),
-            ("rewind_queue --to-offset 0 --to-queue audit orders", "all retained messages, into another queue"),
-        ),
-    ),
-    _row(
-        list_jobs,
-        "Lists running and recent jobs that move, copy, delete, redrive or rewind messages",
-        "[--no-table-headers] [<column> ...]",
-        columns=JOBS.names(),
-        shown=len(JOBS.default),
-        examples=(
-            (
-                "list_jobs id queue state reason done left",
-                "with the reason for waiting, and messages left in the queue",
-            ),
-        ),
-    ),
-    _row(
-        stop_job,
-        "Stops a job; messages that it has not moved stay in their queue",
-        "<job>",
-        (("<job>", "ID of the job, see list_jobs"),),
-        examples=(("stop_job 3", "stops the job with the ID 3"),),
-    ),
-    _row(
-        list_delayed_messages,
-        "Lists delayed messages, the next due message first",
-        "[--vhost <vhost>] [--exchange <exchange>] [--limit <number>] [--no-table-headers] [<column> ...]",
-        columns=DELAYED.names(),
-        shown=len(DELAYED.default),
-        examples=(
-            ("list_delayed_messages -p shop", "the next 100: IDs, and due times in ms since 1970"),
-            ("list_delayed_messages --exchange reminders --limit 5 id due", "the next five messages of one exchange"),
-        ),
-    ),
-    _row(
-        cancel_delayed_message,
-        "Cancels a delayed message",
-        "[--vhost <vhost>] <id>",
-        (("<id>", "ID of the message, see list_delayed_messages"),),
-        examples=(("cancel_delayed_message -p shop 018bcfe56800-00018bcfe5680000", "deletes the message"),),
-    ),
-    Command(
-        OPERATIONS,
-        close_all_connections,
-        "Closes the connections of a vhost, or all connections",
-        "[--vhost <vhost> --limit <limit>] [--global] [--per-connection-delay <delay>] <explanation>",
-        (("<explanation>", "reason; clients get it with code 320"),),
-        examples=(
-            ("close_all_connections 'maintenance'", "the connections of vhost /"),
-            ("close_all_connections --global --per-connection-delay 50 'maintenance'", "all, 20 per second"),
-        ),
-    ),
-    Command(
-        OPERATIONS,
-        close_connection,
-        "Closes the connection with this pid",
-        "<connection pid> <explanation>",
-        (
-            ("<connection pid>", "connection identifier, see list_connections pid"),
-            ("<explanation>", "reason; the client gets it with code 320"),
-        ),
-        examples=(("close_connection '<amqpd@host.3.0>' 'too many channels'", "a shell needs the quotes"),),
-    ),
-    _row(
-        delete_queue,
-        "Deletes a queue",
-        "[--vhost <vhost>] <queue_name> [--if-empty|-e] [--if-unused|-u] [--timeout <timeout>]",
-        (("<queue_name>", "the queue"),),
-        examples=(("delete_queue -p shop orders --if-empty", "exit code 64 if the queue has messages"),),
-    ),
-    _row(
-        purge_queue,
-        "Deletes the ready messages of a queue",
-        "[--vhost <vhost>] <queue> [--timeout <timeout>]",
-        (("<queue>", "the queue; unacked messages stay with their consumers"),),
-        examples=(("purge_queue -p shop orders", "the queue has no ready messages"),),
-    ),
-    _row(
-        trace_message,
-        "Shows the present and earlier queues of messages with an ID, as far as the logs have them",
-        "[--vhost <vhost>] [--correlation-id] [--no-table-headers] <id> [<column> ...]",
-        (("<id>", "the property message_id"),),
-        columns=FOUND.names(),
-        shown=len(FOUND.default),
-        examples=(
-            ("trace_message 8f1c", "its queues and states: ready, unacked (with the consumer), settled or gone"),
-            ("trace_message --correlation-id order-7 queue state time", "all messages with one correlation_id"),
-        ),
-    ),
-)

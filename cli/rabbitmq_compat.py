@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from amqpd import __version__
 from amqpd.cli.client import ApiAnswer, quoted
-from amqpd.cli.command import MONITORING, OPERATIONS, Command, Context
+from amqpd.cli.command import MONITORING, OPERATIONS, PLUGIN_GROUP, Context, command, named_columns
 from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, USAGE, ApiRefused, Failure, UsageError, VhostNotFound
 from amqpd.cli.formatters import compact, json_cell
 from amqpd.cli.listings import Listing, list_items, plain, wanted
@@ -27,9 +27,28 @@ _UNRESPONSIVE: Final = ("name",)
 _UNRESPONSIVE_COLUMNS: Final = ("arguments", "auto_delete", "durable", "name", "type", "vhost")
 
 
-# -- clients -----------------------------------------------------------------------------------------------------------
+_USER: Final = ("<username>", "name of the user")
+FLAGS: Final = Listing(
+    "/api/feature-flags", ("name", "state"), plain("name", "state", "stability", "provided_by", "desc", "doc_url")
+)
+DEPRECATED: Final = Listing(
+    "/api/deprecated-features",
+    ("name", "deprecation_phase"),
+    plain("name", "deprecation_phase", "state", "desc", "doc_url", "provided_by"),
+)
+_PLUGINS: Final = (("<plugin>", "name of a plugin of RabbitMQ"),)
+_plugin = partial(command, PLUGIN_GROUP, needs_app=False)
+_command = partial(command, OPERATIONS)
+_flag_command = partial(command, "Feature flags")
+_monitoring = partial(command, MONITORING)
 
 
+@_command(
+    "Refuses new connections; open ones stay",
+    "",
+    examples=(("suspend_listeners", "the admin API still listens, for resume_listeners"),),
+    needs_app=False,
+)
 def suspend_listeners(context: Context) -> None:
     context.info(
         f"Will suspend client connection listeners on node {context.node}. "
@@ -38,6 +57,12 @@ def suspend_listeners(context: Context) -> None:
     context.change("POST", "/api/amqpd/suspend_listeners")
 
 
+@_command(
+    "Accepts connections again after suspend_listeners",
+    "",
+    examples=(("resume_listeners", "on the same ports"),),
+    needs_app=False,
+)
 def resume_listeners(context: Context) -> None:
     context.info(
         f"Will resume client connection listeners on node {context.node}. The node will now accept client connections"
@@ -45,6 +70,15 @@ def resume_listeners(context: Context) -> None:
     context.change("POST", "/api/amqpd/resume_listeners")
 
 
+@_command(
+    "Closes the connections of a user",
+    "<username> <explanation>",
+    (
+        _USER,
+        ("<explanation>", "reason; clients get it with code 320"),
+    ),
+    examples=(("close_all_user_connections alice 'password change'", "clients get code 320 with the reason"),),
+)
 def close_all_user_connections(context: Context) -> None:
     user, reason = context.operands
     context.info(f"Closing connections of user {user}, reason: {reason}...")
@@ -56,6 +90,13 @@ def close_all_user_connections(context: Context) -> None:
 # -- rights ------------------------------------------------------------------------------------------------------------
 
 
+@command(
+    "Access Control",
+    "Lists user topic permissions",
+    "[--no-table-headers] <username>",
+    (_USER,),
+    examples=(("list_user_topic_permissions alice", "one row per exchange"),),
+)
 def list_user_topic_permissions(context: Context) -> None:
     user = context.operands[0]
     context.info(f'Listing topic permissions for user "{user}" ...')
@@ -67,6 +108,18 @@ def list_user_topic_permissions(context: Context) -> None:
     context.show(columns, [[row[name] for name in columns] for row in rows])
 
 
+@command(
+    "Access Control",
+    "Sets the permissions of a user in all existing vhosts",
+    "<username> <conf> <write> <read>",
+    (
+        _USER,
+        ("<conf>", "as in set_permissions"),
+        ("<write>", "a regular expression, as for configure"),
+        ("<read>", "a regular expression, as for configure"),
+    ),
+    examples=(("set_permissions_globally alice '.*' '.*' '.*'", "as set_permissions in each vhost"),),
+)
 def set_permissions_globally(context: Context) -> None:
     """rabbit: of 3.12. Set the permissions in every existing vhost."""
     user, configure, write, read = context.operands
@@ -81,6 +134,12 @@ def set_permissions_globally(context: Context) -> None:
 # -- what is there -----------------------------------------------------------------------------------------------------
 
 
+@command(
+    "Virtual hosts",
+    "Restarts a failed vhost: no effect, vhosts of amqpd do not fail alone",
+    "[--vhost <vhost>]",
+    examples=(("restart_vhost -p shop", "exit code 0 if it exists, else 70"),),
+)
 def restart_vhost(context: Context) -> None:
     """Check that the vhost exists: here a vhost cannot fail alone. rabbit: 70 if it does not exist."""
     about = f"vhost '{context.vhost}' on node '{context.node}'"
@@ -90,13 +149,17 @@ def restart_vhost(context: Context) -> None:
     context.success(f"Vhost '{context.vhost}' is already running on node '{context.node}'")
 
 
+@_monitoring(
+    "Lists queues that accept no messages because their log failed",
+    "[--vhost <vhost>] [--local] [--queue-timeout <milliseconds>] [<column> ...] [--no-table-headers]",
+    columns=(*_UNRESPONSIVE, *(name for name in _UNRESPONSIVE_COLUMNS if name != "name")),
+    shown=1,
+    examples=(("list_unresponsive_queues -p shop name type", "an empty list, unless a disk failed"),),
+)
 def list_unresponsive_queues(context: Context) -> None:
     """List queues whose log failed: they accept no messages. All other queues answer while the broker does."""
-    asked = [name for operand in context.operands for name in operand.split(",") if name]
-    if unknown := sorted(set(asked) - set(_UNRESPONSIVE_COLUMNS)):
-        raise UsageError(f"Info key(s) {','.join(unknown)} are not supported")
+    columns = named_columns(_UNRESPONSIVE_COLUMNS, context.operands) or _UNRESPONSIVE
     context.line.number("queue-timeout")
-    columns = tuple(dict.fromkeys(asked)) or _UNRESPONSIVE
     context.info(f"Listing unresponsive queues for vhost {context.vhost} ...")
     found = context.client.send("GET", "/api/health/checks/alarms")
     if not found.ok and found.status != 503:
@@ -111,6 +174,14 @@ def list_unresponsive_queues(context: Context) -> None:
     context.show(columns, rows)
 
 
+@command(
+    "Policies",
+    "Lists the policies whose pattern matches a name",
+    "[--vhost <vhost>] <name>",
+    (("<name>", "name of a queue or an exchange, which need not exist"),),
+    own_options=("object-type",),
+    examples=(("list_policies_that_match -p shop orders", "the first policy applies"),),
+)
 def list_policies_that_match(context: Context) -> None:
     """rabbit: of 3.13. The policy in effect comes first. Python's `re` matches here, RE2 in the broker."""
     name = context.operands[0]
@@ -132,20 +203,27 @@ def list_policies_that_match(context: Context) -> None:
     context.show(columns, [[json_cell(each[key]) for key in columns] for each in found])
 
 
-_USER: Final = ("<username>", "name of the user")
-_VHOST: Final = "[--vhost <vhost>]"
-
-
 FORMS: Final = {"openssl": "OpenSSL", "erlang": "Erlang term", "map": "map"}
 _KEYS: Final = ("cipher", "key_exchange", "mac", "prf")
 
 
+@_monitoring("Lists the TLS versions of listeners", examples=(("tls_versions", "TLS 1.2 and 1.3"),), needs_app=False)
 def tls_versions(context: Context) -> None:
     context.info("Listing all TLS versions supported by the broker...")
     found = context.client.get("/api/amqpd/tls")["versions"]
     context.answer({"versions": found}, "\n".join(found))
 
 
+@_monitoring(
+    "Lists the cipher suites of TLS listeners, or all of the library",
+    "[--format <openssl | erlang | map>] [--all] [--timeout <timeout>]",
+    own_options=("format", "all", "openssl-format"),
+    examples=(
+        ("cipher_suites", "OpenSSL's names, the preferred one first"),
+        ("cipher_suites --format map --all", "in a format of RabbitMQ's configuration"),
+    ),
+    needs_app=False,
+)
 def cipher_suites(context: Context) -> None:
     """rabbit: openssl is the default. RabbitMQ's JSON has lists of numbers, this one texts and objects."""
     given = context.line.given
@@ -265,6 +343,21 @@ KNOWN: Final[tuple[tuple[str, str, str, Callable[[Context, re.Match[str]], Any]]
 """Example of each expression, its description, its pattern, its function."""
 
 
+@command(
+    OPERATIONS,
+    "Runs one of six Erlang expressions from clients' test suites and Puppet, and no others",
+    "<expression>",
+    (
+        ("<expression>", "one of the following; without it, read from standard input"),
+        *((example, hint) for example, hint, _, _ in KNOWN),
+    ),
+    own_name="eval",
+    examples=(
+        ("eval 'rabbit_alarm:set_alarm({{resource_limit, disk, node()}, []}).'", "same as set_alarm disk"),
+        ("eval 'application:set_env(rabbit, loopback_users, []).'", "guest can connect from other machines"),
+    ),
+    needs=0,
+)
 def evaluate(context: Context) -> None:
     if context.operands:
         text = context.operands[0]
@@ -277,6 +370,14 @@ def evaluate(context: Context) -> None:
     _do(context, text)
 
 
+@command(
+    OPERATIONS,
+    "Runs an expression of eval in a file",
+    "<file>",
+    (("<file>", "file with one of the expressions of eval"),),
+    own_name="eval_file",
+    examples=(("eval_file alarm.erl", "same as eval with the content of the file"),),
+)
 def evaluate_file(context: Context) -> None:
     import os
 
@@ -301,21 +402,23 @@ def _do(context: Context, text: str) -> None:
     raise Failure(UNAVAILABLE, f"amqpctl evaluates no Erlang. It knows only these expressions:{known}")
 
 
-FEATURE_FLAG_GROUP: Final = "Feature flags"
-FLAGS: Final = Listing(
-    "/api/feature-flags", ("name", "state"), plain("name", "state", "stability", "provided_by", "desc", "doc_url")
+@_flag_command(
+    "Lists feature flags: all are enabled",
+    "[<column> ...] [--no-table-headers] [--timeout <timeout>]",
+    columns=FLAGS.names(),
+    shown=len(FLAGS.default),
+    examples=(("list_feature_flags name state stability", "RabbitMQ's names"),),
 )
-DEPRECATED: Final = Listing(
-    "/api/deprecated-features",
-    ("name", "deprecation_phase"),
-    plain("name", "deprecation_phase", "state", "desc", "doc_url", "provided_by"),
-)
-
-
 def list_feature_flags(context: Context) -> None:
     list_items(context, FLAGS, "Listing feature flags ...")
 
 
+@_flag_command(
+    "Enables a feature flag or all: no effect, all are enabled",
+    "<all | feature_flag>",
+    (("<all | feature_flag>", "a name in list_feature_flags; exit code 64 for other names"),),
+    examples=(("enable_feature_flag all", "exit code 0, no effect"),),
+)
 def enable_feature_flag(context: Context) -> None:
     name = context.operands[0]
     if name == "all":
@@ -330,6 +433,13 @@ def enable_feature_flag(context: Context) -> None:
     context.success()
 
 
+@_flag_command(
+    "Lists deprecated features: always empty, amqpd has none",
+    "[<column> ...] [--no-table-headers] [--timeout <timeout>]",
+    columns=DEPRECATED.names(),
+    shown=len(DEPRECATED.default),
+    examples=(("list_deprecated_features name state", "an empty list"),),
+)
 def list_deprecated_features(context: Context) -> None:
     """rabbit: of 3.13. amqpd has no deprecated features."""
     columns = wanted(DEPRECATED, context.operands)
@@ -354,6 +464,13 @@ BUILT_IN: Final = {
 IMPLICIT: Final = frozenset({"rabbitmq_management_agent"})
 
 
+@_plugin(
+    "Lists plugins of RabbitMQ that are built into amqpd",
+    "[--verbose] [--minimal] [--enabled] [--implicitly-enabled] [--online] [--offline] [<pattern>]",
+    _PLUGINS,
+    own_name="list",
+    examples=(("list -e -m", "only names"),),
+)
 def list_plugins(context: Context) -> None:
     given = context.line.given
     pattern = context.operands[0] if context.operands else ".*"
@@ -408,6 +525,12 @@ def _item(name: str, running: bool) -> dict[str, Any]:
     }
 
 
+@_plugin(
+    "Fails if amqpd does not have a plugin",
+    "[--online] [--offline] <plugin> [<plugin> ...]",
+    _PLUGINS,
+    examples=(("is_enabled rabbitmq_management", "exit code 0, as amqpd has the admin API"),),
+)
 def is_enabled(context: Context) -> None:
     names = context.operands
     what = f"plugin {names[0]} is" if len(names) == 1 else f"plugins {', '.join(names)} are"
@@ -426,6 +549,12 @@ def is_enabled(context: Context) -> None:
     context.success(f"{what[0].upper()}{what[1:]} enabled on node {context.node}")
 
 
+@_plugin(
+    "Enables plugins: built-in plugins are always enabled",
+    "[--all] [--online] [--offline] [<plugin> ...]",
+    _PLUGINS,
+    examples=(("enable rabbitmq_management", "exit code 0; 70 for a plugin that amqpd does not have"),),
+)
 def enable(context: Context) -> None:
     """Check that the plugins are built in. Raises: Failure (70) for others."""
     names = list(BUILT_IN) if "all" in context.line.given else context.operands
@@ -436,6 +565,13 @@ def enable(context: Context) -> None:
     _show_configured(context)
 
 
+@_plugin(
+    "Enables these plugins and disables others; built-in plugins stay enabled",
+    "[--online] [--offline] [<plugin> ...]",
+    _PLUGINS,
+    own_name="set",
+    examples=(("set rabbitmq_management", "exit code 0: it is enabled"),),
+)
 def set_plugins(context: Context) -> None:
     """Check that the plugins are built in. rabbit: disables all others; built-in plugins stay enabled."""
     _change(context, "Enabling", context.operands)
@@ -443,6 +579,12 @@ def set_plugins(context: Context) -> None:
     _show_configured(context)
 
 
+@_plugin(
+    "Disables plugins: refused for plugins that are built into amqpd",
+    "[--all] [--online] [--offline] [<plugin> ...]",
+    _PLUGINS,
+    examples=(("disable rabbitmq_mqtt", "exit code 0, as amqpd does not have it; 69 for a built-in plugin"),),
+)
 def disable(context: Context) -> None:
     """Refuse built-in plugins. rabbit: an unknown one is no error. Raises: Failure (69)."""
     names = list(BUILT_IN) if "all" in context.line.given else context.operands
@@ -472,198 +614,12 @@ def _show_configured(context: Context) -> None:
     context.info("Plugin configuration unchanged.")
 
 
+@_plugin(
+    "Displays plugin directories: always empty, amqpd has none",
+    "[--online] [--offline] ",
+    examples=(("directories", "empty, for scripts"),),
+)
 def directories(context: Context) -> None:
     answer = {"plugins_dir": "", "plugins_expand_dir": "", "enabled_plugins_file": ""}
     context.info(f"Listing plugin directories used by node {context.node}")
     context.answer(answer, "amqpd has no plugin directories: its plugins are built in")
-
-
-_PLUGINS: Final = (("<plugin>", "name of a plugin of RabbitMQ"),)
-_plugin = partial(Command, "Plugin Management", needs_app=False)
-
-PLUGIN_COMMANDS: Final = (
-    _plugin(
-        directories,
-        "Displays plugin directories: always empty, amqpd has none",
-        "[--online] [--offline] ",
-        examples=(("directories", "empty, for scripts"),),
-    ),
-    _plugin(
-        disable,
-        "Disables plugins: refused for plugins that are built into amqpd",
-        "[--all] [--online] [--offline] [<plugin> ...]",
-        _PLUGINS,
-        examples=(("disable rabbitmq_mqtt", "exit code 0, as amqpd does not have it; 69 for a built-in plugin"),),
-    ),
-    _plugin(
-        enable,
-        "Enables plugins: built-in plugins are always enabled",
-        "[--all] [--online] [--offline] [<plugin> ...]",
-        _PLUGINS,
-        examples=(("enable rabbitmq_management", "exit code 0; 70 for a plugin that amqpd does not have"),),
-    ),
-    _plugin(
-        is_enabled,
-        "Fails if amqpd does not have a plugin",
-        "[--online] [--offline] <plugin> [<plugin> ...]",
-        _PLUGINS,
-        examples=(("is_enabled rabbitmq_management", "exit code 0, as amqpd has the admin API"),),
-    ),
-    _plugin(
-        list_plugins,
-        "Lists plugins of RabbitMQ that are built into amqpd",
-        "[--verbose] [--minimal] [--enabled] [--implicitly-enabled] [--online] [--offline] [<pattern>]",
-        _PLUGINS,
-        own_name="list",
-        examples=(("list -e -m", "only names"),),
-    ),
-    _plugin(
-        set_plugins,
-        "Enables these plugins and disables others; built-in plugins stay enabled",
-        "[--online] [--offline] [<plugin> ...]",
-        _PLUGINS,
-        own_name="set",
-        examples=(("set rabbitmq_management", "exit code 0: it is enabled"),),
-    ),
-)
-
-_row = partial(Command, OPERATIONS)
-_flag_row = partial(Command, FEATURE_FLAG_GROUP)
-_monitoring = partial(Command, MONITORING)
-
-COMMANDS: Final = (
-    _row(
-        suspend_listeners,
-        "Refuses new connections; open ones stay",
-        "",
-        examples=(("suspend_listeners", "the admin API still listens, for resume_listeners"),),
-        needs_app=False,
-    ),
-    _row(
-        resume_listeners,
-        "Accepts connections again after suspend_listeners",
-        "",
-        examples=(("resume_listeners", "on the same ports"),),
-        needs_app=False,
-    ),
-    _row(
-        close_all_user_connections,
-        "Closes the connections of a user",
-        "<username> <explanation>",
-        (
-            _USER,
-            ("<explanation>", "reason; clients get it with code 320"),
-        ),
-        examples=(("close_all_user_connections alice 'password change'", "clients get code 320 with the reason"),),
-    ),
-    Command(
-        "Access Control",
-        list_user_topic_permissions,
-        "Lists user topic permissions",
-        "[--no-table-headers] <username>",
-        (_USER,),
-        examples=(("list_user_topic_permissions alice", "one row per exchange"),),
-    ),
-    Command(
-        "Access Control",
-        set_permissions_globally,
-        "Sets the permissions of a user in all existing vhosts",
-        "<username> <conf> <write> <read>",
-        (
-            _USER,
-            ("<conf>", "as in set_permissions"),
-            ("<write>", "a regular expression, as for configure"),
-            ("<read>", "a regular expression, as for configure"),
-        ),
-        examples=(("set_permissions_globally alice '.*' '.*' '.*'", "as set_permissions in each vhost"),),
-    ),
-    Command(
-        "Virtual hosts",
-        restart_vhost,
-        "Restarts a failed vhost: no effect, vhosts of amqpd do not fail alone",
-        "[--vhost <vhost>]",
-        examples=(("restart_vhost -p shop", "exit code 0 if it exists, else 70"),),
-    ),
-    _monitoring(
-        list_unresponsive_queues,
-        "Lists queues that accept no messages because their log failed",
-        "[--vhost <vhost>] [--local] [--queue-timeout <milliseconds>] [<column> ...] [--no-table-headers]",
-        columns=(*_UNRESPONSIVE, *(name for name in _UNRESPONSIVE_COLUMNS if name != "name")),
-        shown=1,
-        examples=(("list_unresponsive_queues -p shop name type", "an empty list, unless a disk failed"),),
-    ),
-    Command(
-        "Policies",
-        list_policies_that_match,
-        "Lists the policies whose pattern matches a name",
-        "[--vhost <vhost>] <name>",
-        (("<name>", "name of a queue or an exchange, which need not exist"),),
-        own_options=("object-type",),
-        examples=(("list_policies_that_match -p shop orders", "the first policy applies"),),
-    ),
-    _monitoring(
-        cipher_suites,
-        "Lists the cipher suites of TLS listeners, or all of the library",
-        "[--format <openssl | erlang | map>] [--all] [--timeout <timeout>]",
-        own_options=("format", "all", "openssl-format"),
-        examples=(
-            ("cipher_suites", "OpenSSL's names, the preferred one first"),
-            ("cipher_suites --format map --all", "in a format of RabbitMQ's configuration"),
-        ),
-        needs_app=False,
-    ),
-    _monitoring(
-        tls_versions,
-        "Lists the TLS versions of listeners",
-        examples=(("tls_versions", "TLS 1.2 and 1.3"),),
-        needs_app=False,
-    ),
-    Command(
-        OPERATIONS,
-        evaluate,
-        "Runs one of six Erlang expressions from clients' test suites and Puppet, and no others",
-        "<expression>",
-        (
-            ("<expression>", "one of the following; without it, read from standard input"),
-            *((example, hint) for example, hint, _, _ in KNOWN),
-        ),
-        own_name="eval",
-        examples=(
-            ("eval 'rabbit_alarm:set_alarm({{resource_limit, disk, node()}, []}).'", "same as set_alarm disk"),
-            ("eval 'application:set_env(rabbit, loopback_users, []).'", "guest can connect from other machines"),
-        ),
-        needs=0,
-    ),
-    Command(
-        OPERATIONS,
-        evaluate_file,
-        "Runs an expression of eval in a file",
-        "<file>",
-        (("<file>", "file with one of the expressions of eval"),),
-        own_name="eval_file",
-        examples=(("eval_file alarm.erl", "same as eval with the content of the file"),),
-    ),
-    _flag_row(
-        enable_feature_flag,
-        "Enables a feature flag or all: no effect, all are enabled",
-        "<all | feature_flag>",
-        (("<all | feature_flag>", "a name in list_feature_flags; exit code 64 for other names"),),
-        examples=(("enable_feature_flag all", "exit code 0, no effect"),),
-    ),
-    _flag_row(
-        list_deprecated_features,
-        "Lists deprecated features: always empty, amqpd has none",
-        "[<column> ...] [--no-table-headers] [--timeout <timeout>]",
-        columns=DEPRECATED.names(),
-        shown=len(DEPRECATED.default),
-        examples=(("list_deprecated_features name state", "an empty list"),),
-    ),
-    _flag_row(
-        list_feature_flags,
-        "Lists feature flags: all are enabled",
-        "[<column> ...] [--no-table-headers] [--timeout <timeout>]",
-        columns=FLAGS.names(),
-        shown=len(FLAGS.default),
-        examples=(("list_feature_flags name state stability", "RabbitMQ's names"),),
-    ),
-)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from amqpd.cli.client import ApiClient, quoted
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import Command, Context, command
 from amqpd.cli.errors import DATA, Failure, UsageError
 from amqpd.cli.options import BY_LONG, BY_SHORT, FORMATTERS, GENERAL, where
 
@@ -60,6 +60,15 @@ end
 }
 
 
+_command = partial(command, "Help", needs_app=False)
+
+
+@_command(
+    "Displays a script that completes commands, options and names in a shell",
+    "<bash | zsh | fish>",
+    (("<bash | zsh | fish>", "the shell"),),
+    examples=(("completion bash", "source <(amqpctl completion bash), in ~/.bashrc"),),
+)
 def completion(context: Context) -> None:
     kind = context.operands[0]
     if kind not in _SCRIPTS:
@@ -67,6 +76,16 @@ def completion(context: Context) -> None:
     context.out.write(_SCRIPTS[kind].format(tools=" ".join(TOOLS)))
 
 
+@_command(
+    "Displays completions of a word, for shells",
+    "<prefix> | -- <word> [<word> ...] <prefix>",
+    (("<prefix>", "the beginning of a command; after other words, of an option, a column or a name"),),
+    examples=(
+        ("autocomplete list_q", "list_queues"),
+        ("autocomplete -- purge_queue -p shop ord", "queues of vhost shop whose names begin with ord"),
+    ),
+    needs=1,
+)
 def autocomplete(context: Context) -> None:
     """Print the commands that begin with the prefix (rabbit). With more words: completions of the last word."""
     words = context.operands
@@ -152,6 +171,12 @@ def _names(context: Context, before: Sequence[str], path: str) -> list[str]:
     return sorted(each["name"] for each in items if isinstance(each, dict) and each["name"].isprintable())
 
 
+@_command(
+    "Installs amqpctl under the names of RabbitMQ's tools, for scripts that call them",
+    "<directory>",
+    (("<directory>", f"a directory in PATH; the command writes {', '.join(TOOLS[1:])}"),),
+    examples=(("install_aliases ~/.local/bin", "refused if such a program exists there already"),),
+)
 def install_aliases(context: Context) -> None:
     """Write one script per name, for this interpreter. Raises: Failure if a file exists that amqpctl did not write."""
     from pathlib import Path
@@ -187,37 +212,3 @@ def _is_ours(path: object) -> bool:
         return _MARK in path.read_text("utf-8").splitlines()[:2]
     except (OSError, UnicodeDecodeError):
         return False
-
-
-_row = partial(Command, "Help")
-
-COMMANDS: Final = (
-    _row(
-        autocomplete,
-        "Displays completions of a word, for shells",
-        "<prefix> | -- <word> [<word> ...] <prefix>",
-        (("<prefix>", "the beginning of a command; after other words, of an option, a column or a name"),),
-        examples=(
-            ("autocomplete list_q", "list_queues"),
-            ("autocomplete -- purge_queue -p shop ord", "queues of vhost shop whose names begin with ord"),
-        ),
-        needs_app=False,
-        needs=1,
-    ),
-    _row(
-        completion,
-        "Displays a script that completes commands, options and names in a shell",
-        "<bash | zsh | fish>",
-        (("<bash | zsh | fish>", "the shell"),),
-        examples=(("completion bash", "source <(amqpctl completion bash), in ~/.bashrc"),),
-        needs_app=False,
-    ),
-    _row(
-        install_aliases,
-        "Installs amqpctl under the names of RabbitMQ's tools, for scripts that call them",
-        "<directory>",
-        (("<directory>", f"a directory in PATH; the command writes {', '.join(TOOLS[1:])}"),),
-        examples=(("install_aliases ~/.local/bin", "refused if such a program exists there already"),),
-        needs_app=False,
-    ),
-)

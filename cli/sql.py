@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import Context, command
 from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError
 from amqpd.cli.export import missing_packages, payload_options, read_source
 from amqpd.cli.formatters import cell, compact, csv_lines, json_cell
@@ -33,6 +33,31 @@ ROWS: Final = 4096
 NAMES_MAX: Final = 20
 
 
+@command(
+    "Queues",
+    "Runs SQL on durable queues, without consuming their messages",
+    "[--vhost <vhost>] [<statement>] [--include-settled] [--allow-data-loss] "
+    "[--payload <format> [--payload-schema <file>] [--schema-registry <url>]]",
+    (("<statement>", "a statement of DuckDB; without it, the list of all tables"),),
+    own_options=(
+        "include-settled",
+        "allow-data-loss",
+        "no-table-headers",
+        "payload",
+        "payload-schema",
+        "payload-message",
+        "schema-registry",
+        "schema-registry-password-file",
+    ),
+    examples=(
+        ("sql", "the tables: one for each durable queue"),
+        ('sql "SELECT routing_key, count(*) FROM orders GROUP BY 1"', "counts by routing key"),
+        ("sql --payload json 'SELECT sum(payload.price) FROM orders'", "a sum over a field of JSON bodies"),
+        ("""sql --formatter json 'SELECT * FROM "my-queue" ORDER BY "offset" DESC LIMIT 3'""", "a quoted name"),
+    ),
+    needs_app=False,
+    has_json_errors=True,
+)
 def sql(context: Context) -> None:
     missing = [wanted for name, wanted in PACKAGES.items() if find_spec(name) is None]
     if missing:
@@ -257,33 +282,3 @@ def _json_value(value: Any) -> Any:
         number = int(value) if value == value.to_integral_value() else float(value)
         return number if type(value)(repr(number)) == value else str(value)
     return str(value)
-
-
-COMMANDS: Final = (
-    Command(
-        "Queues",
-        sql,
-        "Runs SQL on durable queues, without consuming their messages",
-        "[--vhost <vhost>] [<statement>] [--include-settled] [--allow-data-loss] "
-        "[--payload <format> [--payload-schema <file>] [--schema-registry <url>]]",
-        (("<statement>", "a statement of DuckDB; without it, the list of all tables"),),
-        own_options=(
-            "include-settled",
-            "allow-data-loss",
-            "no-table-headers",
-            "payload",
-            "payload-schema",
-            "payload-message",
-            "schema-registry",
-            "schema-registry-password-file",
-        ),
-        examples=(
-            ("sql", "the tables: one for each durable queue"),
-            ('sql "SELECT routing_key, count(*) FROM orders GROUP BY 1"', "counts by routing key"),
-            ("sql --payload json 'SELECT sum(payload.price) FROM orders'", "a sum over a field of JSON bodies"),
-            ("""sql --formatter json 'SELECT * FROM "my-queue" ORDER BY "offset" DESC LIMIT 3'""", "a quoted name"),
-        ),
-        needs_app=False,
-        has_json_errors=True,
-    ),
-)

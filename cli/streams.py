@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from amqpd.cli.client import quoted
-from amqpd.cli.command import Command, Context
+from amqpd.cli.command import Command, Context, command, named_columns
 from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, Failure, UsageError
 from amqpd.cli.listings import Listing, plain, show_items, wanted
 
@@ -27,12 +27,41 @@ def _path(context: Context, *names: str) -> str:
     return "/".join((path, *map(quoted, names)))
 
 
+_QUEUE: Final = ("<queue>", "a stream")
+_NAME: Final = ("<consumer name>", "the consumers' x-stream-consumer-name")
+GROUP: Final = "Stream plugin"
+_SUPER_STREAM: Final = ("<name>", "name of the exchange; its streams are called <name>-<routing key>")
+_OWN: Final = (
+    "partitions", "routing-keys", "exchange-type", "max-length-bytes", "max-age", "stream-max-segment-size-bytes",
+    "leader-locator", "initial-cluster-size",
+)  # fmt: skip
+_command = partial(command, "Queues")
+_stream = partial(command, GROUP)
+
+
+@_command(
+    "Lists the stored offsets of a stream's named consumers",
+    "[--vhost <vhost>] [--no-table-headers] <queue> [<column> ...]",
+    (_QUEUE,),
+    columns=OFFSETS.names(),
+    shown=len(OFFSETS.default),
+    examples=(
+        ("list_stream_offsets -p shop orders", "names, next offsets, and messages after them"),
+        ("list_stream_offsets -p shop orders name time", "times of storing, in ms since 1970"),
+    ),
+)
 def list_stream_offsets(context: Context) -> None:
     columns = wanted(OFFSETS, context.operands[1:])
     context.info(f"Listing stored offsets of queue {context.operands[0]} in vhost {context.vhost} ...")
     show_items(context, OFFSETS, columns, context.client.send("GET", _path(context)).accepted().data)
 
 
+@_command(
+    "Sets the offset that a named consumer of a stream reads next",
+    "[--vhost <vhost>] <queue> <consumer name> <offset>",
+    (_QUEUE, _NAME, ("<offset>", "offset of the next message; 0 is the first message of the stream")),
+    examples=(("set_stream_offset -p shop orders billing 0", "the next consumer begins at the start"),),
+)
 def set_stream_offset(context: Context) -> None:
     queue, name, text = context.operands
     if not (text.isascii() and text.isdigit() and len(text) < 20):
@@ -42,6 +71,12 @@ def set_stream_offset(context: Context) -> None:
     context.success()
 
 
+@_command(
+    "Deletes the stored offset of a named consumer of a stream",
+    "[--vhost <vhost>] <queue> <consumer name>",
+    (_QUEUE, _NAME),
+    examples=(("delete_stream_offset -p shop orders billing", "the next consumer begins as a new one"),),
+)
 def delete_stream_offset(context: Context) -> None:
     queue, name = context.operands
     context.info(f"Deleting the stored offset of consumer '{name}' of queue '{queue}' in vhost '{context.vhost}' ...")
@@ -49,6 +84,13 @@ def delete_stream_offset(context: Context) -> None:
     context.success()
 
 
+@command(
+    "Stream plugin",
+    "Lists offsets that a stream has stored for named consumers",
+    "[--vhost <vhost>] [--all | --offset | --writer] [--no-table-headers] <queue>",
+    (_QUEUE,),
+    examples=(("list_stream_tracking -p shop orders --offset", "names and offsets"),),
+)
 def list_stream_tracking(context: Context) -> None:
     """rabbit: of 3.13. There are no rows of publishers: amqpd keeps their sequence numbers, but not by name."""
     kinds = [name for name in ("all", "offset", "writer") if name in context.line.given]
@@ -61,11 +103,6 @@ def list_stream_tracking(context: Context) -> None:
     context.show(columns, [] if kinds == ["writer"] else [["offset", each["name"], each["offset"]] for each in found])
 
 
-_QUEUE: Final = ("<queue>", "a stream")
-_NAME: Final = ("<consumer name>", "the consumers' x-stream-consumer-name")
-
-
-GROUP: Final = "Stream plugin"
 UNITS: Final = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 EXCHANGE_TYPES: Final = ("direct", "x-murmur2-hash")
 """direct: the routing key is a partition's. x-murmur2-hash: as Kafka's producers choose a partition for a key."""
@@ -123,6 +160,17 @@ def _partitions(context: Context) -> list[str]:
     return [str(number) for number in range(count)]
 
 
+@_stream(
+    "Adds a super stream: an exchange with a stream for each partition",
+    "[--vhost <vhost>] [--partitions <number> | --routing-keys <keys>] [--exchange-type <type>] <name>",
+    (_SUPER_STREAM,),
+    own_options=_OWN,
+    examples=(
+        ("add_super_stream invoices --partitions 3", "streams invoices-0, invoices-1 and invoices-2"),
+        ("add_super_stream invoices --exchange-type x-murmur2-hash", "Kafka's partition for each routing key"),
+        ("add_super_stream invoices --routing-keys eu,us --max-age P7D", "messages are kept for a week"),
+    ),
+)
 def add_super_stream(context: Context) -> None:
     """Create the exchange and all streams, or nothing after an error. rabbit: 70 if a name is taken."""
     name = context.operands[0]
@@ -159,6 +207,12 @@ def _made(context: Context, made: list[str], path: str, body: dict[str, Any]) ->
     made.append(path)
 
 
+@_stream(
+    "Deletes a super stream: its exchange and its streams with all messages",
+    "[--vhost <vhost>] <name>",
+    (_SUPER_STREAM,),
+    examples=(("delete_super_stream invoices", "exit code 70 if it does not exist"),),
+)
 def delete_super_stream(context: Context) -> None:
     name = context.operands[0]
     context.info("Deleting a super stream ...")
@@ -176,14 +230,17 @@ def delete_super_stream(context: Context) -> None:
 
 
 def list_empty(what: str, columns: Sequence[str], context: Context) -> None:
-    asked = [name for operand in context.operands for name in operand.split(",") if name]
-    if unknown := sorted(set(asked) - set(columns)):
-        raise UsageError(f"Info key(s) {','.join(unknown)} are not supported")
+    asked = named_columns(columns, context.operands)
     context.info(f"Listing stream {what.replace('_', ' ')} ...")
     context.client.get("/api/amqpd/ping")
     context.show(asked or columns, [])
 
 
+@_stream(
+    "Lists consumers of a group of the stream protocol: refused, amqpd does not have it",
+    "[--vhost <vhost>] --stream <stream> --reference <reference>",
+    examples=(("list_stream_group_consumers --stream s --reference app", "exit code 65: there is no group"),),
+)
 def list_stream_group_consumers(context: Context) -> None:
     if not {"stream", "reference"} <= set(context.line.given):
         raise UsageError("not enough arguments.")
@@ -192,6 +249,13 @@ def list_stream_group_consumers(context: Context) -> None:
     raise Failure(DATA, "The group does not exist")
 
 
+@command(
+    "Policies",
+    "Sets the age limit of a stream: refused, the answer shows the policy that does it",
+    "[--vhost <vhost>] <stream> <max-age>",
+    (("<stream>", "name of a stream"), ("<max-age>", "a value of x-max-age: 7D, 12h")),
+    examples=(("set_stream_retention_policy events 7D", "exit code 69, and a set_policy command"),),
+)
 def set_stream_retention_policy(context: Context) -> None:
     """Refuse, and show the policy that does it. rabbit: 3.10 has the command, later versions use policies."""
     name, text = context.operands
@@ -202,11 +266,6 @@ def set_stream_retention_policy(context: Context) -> None:
     raise Failure(UNAVAILABLE, f"a policy does this, and keeps it: {policy}")
 
 
-_SUPER_STREAM: Final = ("<name>", "name of the exchange; its streams are called <name>-<routing key>")
-_OWN: Final = (
-    "partitions", "routing-keys", "exchange-type", "max-length-bytes", "max-age", "stream-max-segment-size-bytes",
-    "leader-locator", "initial-cluster-size",
-)  # fmt: skip
 LISTS: Final = {
     "connections": ("conn_name", "user", "peer_host", "peer_port", "state", "vhost"),
     "consumers": ("connection_pid", "subscription_id", "stream", "messages_consumed", "offset", "credits"),
@@ -215,93 +274,17 @@ LISTS: Final = {
 }
 
 
-def _list(what: str) -> Command:
-    name = f"list_stream_{what}"
-    return Command(
-        GROUP,
-        partial(list_empty, what, LISTS[what]),
+def _empty_list(what: str) -> Command:
+    """Return a command that lists nothing."""
+    name, columns = f"list_stream_{what}", LISTS[what]
+    return _stream(
         f"Lists {what.replace('_', ' ')} of the stream protocol: always empty, amqpd does not have it",
         "[<column> ...] [--no-table-headers] [--timeout <timeout>]",
         own_name=name,
-        columns=LISTS[what],
-        shown=len(LISTS[what]),
+        columns=columns,
+        shown=len(columns),
         examples=((name, "an empty list; list_consumers shows AMQP consumers"),),
-    )
+    )(partial(list_empty, what, columns))
 
 
-_row = partial(Command, "Queues")
-_stream = partial(Command, GROUP)
-
-COMMANDS: Final = (
-    _row(
-        list_stream_offsets,
-        "Lists the stored offsets of a stream's named consumers",
-        "[--vhost <vhost>] [--no-table-headers] <queue> [<column> ...]",
-        (_QUEUE,),
-        columns=OFFSETS.names(),
-        shown=len(OFFSETS.default),
-        examples=(
-            ("list_stream_offsets -p shop orders", "names, next offsets, and messages after them"),
-            ("list_stream_offsets -p shop orders name time", "times of storing, in ms since 1970"),
-        ),
-    ),
-    Command(
-        "Stream plugin",
-        list_stream_tracking,
-        "Lists offsets that a stream has stored for named consumers",
-        "[--vhost <vhost>] [--all | --offset | --writer] [--no-table-headers] <queue>",
-        (_QUEUE,),
-        examples=(("list_stream_tracking -p shop orders --offset", "names and offsets"),),
-    ),
-    _row(
-        set_stream_offset,
-        "Sets the offset that a named consumer of a stream reads next",
-        "[--vhost <vhost>] <queue> <consumer name> <offset>",
-        (_QUEUE, _NAME, ("<offset>", "offset of the next message; 0 is the first message of the stream")),
-        examples=(("set_stream_offset -p shop orders billing 0", "the next consumer begins at the start"),),
-    ),
-    _row(
-        delete_stream_offset,
-        "Deletes the stored offset of a named consumer of a stream",
-        "[--vhost <vhost>] <queue> <consumer name>",
-        (_QUEUE, _NAME),
-        examples=(("delete_stream_offset -p shop orders billing", "the next consumer begins as a new one"),),
-    ),
-    _stream(
-        add_super_stream,
-        "Adds a super stream: an exchange with a stream for each partition",
-        "[--vhost <vhost>] [--partitions <number> | --routing-keys <keys>] [--exchange-type <type>] <name>",
-        (_SUPER_STREAM,),
-        own_options=_OWN,
-        examples=(
-            ("add_super_stream invoices --partitions 3", "streams invoices-0, invoices-1 and invoices-2"),
-            ("add_super_stream invoices --exchange-type x-murmur2-hash", "Kafka's partition for each routing key"),
-            ("add_super_stream invoices --routing-keys eu,us --max-age P7D", "messages are kept for a week"),
-        ),
-    ),
-    _stream(
-        delete_super_stream,
-        "Deletes a super stream: its exchange and its streams with all messages",
-        "[--vhost <vhost>] <name>",
-        (_SUPER_STREAM,),
-        examples=(("delete_super_stream invoices", "exit code 70 if it does not exist"),),
-    ),
-    _list("connections"),
-    _list("consumers"),
-    _list("publishers"),
-    _list("consumer_groups"),
-    _stream(
-        list_stream_group_consumers,
-        "Lists consumers of a group of the stream protocol: refused, amqpd does not have it",
-        "[--vhost <vhost>] --stream <stream> --reference <reference>",
-        examples=(("list_stream_group_consumers --stream s --reference app", "exit code 65: there is no group"),),
-    ),
-    Command(
-        "Policies",
-        set_stream_retention_policy,
-        "Sets the age limit of a stream: refused, the answer shows the policy that does it",
-        "[--vhost <vhost>] <stream> <max-age>",
-        (("<stream>", "name of a stream"), ("<max-age>", "a value of x-max-age: 7D, 12h")),
-        examples=(("set_stream_retention_policy events 7D", "exit code 69, and a set_policy command"),),
-    ),
-)
+COMMANDS: Final = tuple(map(_empty_list, LISTS))

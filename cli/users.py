@@ -11,14 +11,30 @@ from functools import partial
 from typing import Any, Final
 
 from amqpd.cli.client import ApiAnswer, quoted
-from amqpd.cli.command import MONITORING, Command, Context
+from amqpd.cli.command import MONITORING, Context, command
 from amqpd.cli.errors import DATA, NO_USER, SOFTWARE, UNAVAILABLE, Failure, UsageError, VhostNotFound
 
-ACCESS: Final = "Access Control"
 VHOST_KEYS: Final = {"description": "description", "tags": "tags", "default-queue-type": "default_queue_type"}
 """Option of a vhost -> its key in the API."""
 
 
+_USER: Final = ("<username>", "name of the user")
+_PASSWORD: Final = ("<password>", "Read from standard input if missing. After `--` it may begin with a dash.")
+_PATTERN: Final = "regular expression (RE2) that the names must match; '' matches no name"
+_command = partial(command, "Users")
+_access = partial(command, "Access Control")
+
+
+@command(
+    "Virtual hosts",
+    "Creates a virtual host",
+    "<vhost> [--description <description> --tags <tag1>,<tag2> --default-queue-type <quorum|classic|stream>]",
+    (("<vhost>", "name of the vhost; an existing one is no error"),),
+    examples=(
+        ("add_vhost shop", "then: amqpctl set_permissions -p shop guest '.*' '.*' '.*'"),
+        ("add_vhost shop --description 'web shop' --tags web,eu", "with a description and tags"),
+    ),
+)
 def add_vhost(context: Context) -> None:
     name = named(context, "vhost")
     given = context.line.given
@@ -27,6 +43,13 @@ def add_vhost(context: Context) -> None:
     context.change("PUT", f"/api/vhosts/{quoted(name)}", body)
 
 
+@command(
+    "Virtual hosts",
+    "Deletes a virtual host",
+    "<vhost>",
+    (("<vhost>", "the vhost; its queues and their messages go with it"),),
+    examples=(("delete_vhost shop", "exit code 65 if there is none"),),
+)
 def delete_vhost(context: Context) -> None:
     name = named(context, "vhost")
     context.info(f'Deleting vhost "{name}" ...')
@@ -34,6 +57,15 @@ def delete_vhost(context: Context) -> None:
     context.change("DELETE", f"/api/vhosts/{quoted(name)}", missing=VhostNotFound(name))
 
 
+@_command(
+    "Creates a user without permissions",
+    "<username> [<password>]",
+    (_USER, ("<password>", _PASSWORD[1] + " An empty one disables login by password.")),
+    examples=(
+        ("add_user alice s3cret", "then: amqpctl set_permissions"),
+        ("add_user alice < password.txt", "the password stays out of the shell's history"),
+    ),
+)
 def add_user(context: Context) -> None:
     name = named(context, "user")
     context.info(f'Adding user "{name}" ...')
@@ -50,12 +82,24 @@ def add_user(context: Context) -> None:
         context.success()
 
 
+@_command(
+    "Deletes a user",
+    "<username>",
+    (_USER,),
+    examples=(("delete_user guest", "recommended if other machines can connect"),),
+)
 def delete_user(context: Context) -> None:
     name = named(context, "user")
     context.info(f'Deleting user "{name}" ...')
     context.change("DELETE", f"/api/users/{quoted(name)}", missing=no_user(name))
 
 
+@_command(
+    "Changes the password of a user",
+    "<username> [<password>]",
+    (_USER, _PASSWORD),
+    examples=(("change_password alice n3w", "open connections stay open"),),
+)
 def change_password(context: Context) -> None:
     name = named(context, "user")
     context.info(f'Changing password for user "{name}" ...')
@@ -63,6 +107,12 @@ def change_password(context: Context) -> None:
     context.change("PUT", f"/api/amqpd/users/{quoted(name)}/password", body, missing=no_user(name))
 
 
+@_command(
+    "Removes the password: the user cannot log in with any password",
+    "<username>",
+    (_USER,),
+    examples=(("clear_password alice", "until change_password sets a new one"),),
+)
 def clear_password(context: Context) -> None:
     name = named(context, "user")
     context.info(f'Clearing password for user "{name}" ...')
@@ -70,6 +120,12 @@ def clear_password(context: Context) -> None:
     context.change("PUT", path, {"password_hash": ""}, missing=no_user(name, UNAVAILABLE))
 
 
+@_command(
+    "Checks a user name and password; fails if they are wrong",
+    "<username> [<password>]",
+    (_USER, _PASSWORD),
+    examples=(("authenticate_user alice s3cret", "exit code 0, or 65 if they are wrong"),),
+)
 def authenticate_user(context: Context) -> None:
     name = named(context, "user")
     context.info(f'Authenticating user "{name}" ...')
@@ -81,18 +137,47 @@ def authenticate_user(context: Context) -> None:
     context.success("Success")
 
 
+@_command(
+    "Sets the tags of a user",
+    "<username> <tag> [...]",
+    (_USER, ("<tag>", "administrator, monitoring, policymaker, management or impersonator; none removes all tags")),
+    examples=(
+        ("set_user_tags alice administrator", "alice can use the whole admin API"),
+        ("set_user_tags alice", "alice cannot use the admin API"),
+    ),
+    needs=1,
+)
 def set_user_tags(context: Context) -> None:
     name, *tags = context.operands
     context.info(f'Setting tags for user "{name}" to [{", ".join(tags)}] ...')
     context.change("PUT", f"/api/amqpd/users/{quoted(name)}/tags", {"tags": tags}, missing=no_user(name))
 
 
+@_command(
+    "Shows users and their tags",
+    "[--no-table-headers] [--timeout <timeout>]",
+    examples=(("list_users -s", "without header and banner"),),
+)
 def list_users(context: Context) -> None:
     context.info("Listing users ...")
     users = context.client.get("/api/users")
     context.show(("user", "tags"), [(user["name"], user["tags"]) for user in users])
 
 
+@_access(
+    "Sets the permissions of a user in a vhost",
+    "[--vhost <vhost>] <username> <conf> <write> <read>",
+    (
+        _USER,
+        ("<conf>", f"declare and delete queues and exchanges: {_PATTERN}"),
+        ("<write>", "publish, and bind to: a regular expression"),
+        ("<read>", "consume, get, purge, and bind from: a regular expression"),
+    ),
+    examples=(
+        ("set_permissions -p shop alice '.*' '.*' '.*'", "everything in vhost shop"),
+        ("set_permissions alice '' '^orders$' ''", "alice can only publish to the exchange orders"),
+    ),
+)
 def set_permissions(context: Context) -> None:
     user, configure, write, read = context.operands
     context.info(f'Setting permissions for user "{user}" in vhost "{context.vhost}" ...')
@@ -101,6 +186,12 @@ def set_permissions(context: Context) -> None:
     context.success()
 
 
+@_access(
+    "Removes the permissions of a user in a vhost",
+    "[--vhost <vhost>] <username>",
+    (_USER,),
+    examples=(("clear_permissions -p shop alice", "alice can no longer open vhost shop"),),
+)
 def clear_permissions(context: Context) -> None:
     user = context.operands[0]
     context.info(f'Clearing permissions for user "{user}" in vhost "{context.vhost}" ...')
@@ -108,6 +199,17 @@ def clear_permissions(context: Context) -> None:
     context.success()
 
 
+@_access(
+    "Sets the routing keys that a user may use with an exchange",
+    "[--vhost <vhost>] <username> <exchange> <write> <read>",
+    (
+        _USER,
+        ("<exchange>", "the topic exchange"),
+        ("<write>", f"routing keys to publish with: {_PATTERN}"),
+        ("<read>", "routing keys to bind with: a regular expression"),
+    ),
+    examples=(("set_topic_permissions alice amq.topic '^eu\\.' '.*'", "publish with eu.*, bind with all keys"),),
+)
 def set_topic_permissions(context: Context) -> None:
     user, exchange, write, read = context.operands
     context.info(f'Setting topic permissions on "{exchange}" for user "{user}" in vhost "{context.vhost}" ...')
@@ -116,6 +218,12 @@ def set_topic_permissions(context: Context) -> None:
     context.success()
 
 
+@_access(
+    "Removes topic permissions of a user, in a vhost or for one exchange",
+    "[--vhost <vhost>] <username> [<exchange>]",
+    (_USER, ("<exchange>", "exchange of the permissions; without it, all exchanges")),
+    examples=(("clear_topic_permissions alice amq.topic", "alice can use any routing key again"),),
+)
 def clear_topic_permissions(context: Context) -> None:
     user, *exchange = context.operands
     on = f' on "{exchange[0]}"' if exchange else ""
@@ -125,16 +233,32 @@ def clear_topic_permissions(context: Context) -> None:
     context.success()
 
 
+@_access(
+    "Shows the permissions of all users in a vhost",
+    "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]",
+    examples=(("list_permissions -p shop", "the permissions in vhost shop"),),
+)
 def list_permissions(context: Context) -> None:
     context.info(f'Listing permissions for vhost "{context.vhost}" ...')
     _show_of_vhost(context, "permissions", ("user", "configure", "write", "read"))
 
 
+@_access(
+    "Shows the topic permissions of a vhost",
+    "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]",
+    examples=(("list_topic_permissions -p shop", "permissions on routing keys in vhost shop"),),
+)
 def list_topic_permissions(context: Context) -> None:
     context.info(f'Listing topic permissions for vhost "{context.vhost}" ...')
     _show_of_vhost(context, "topic-permissions", ("user", "exchange", "write", "read"))
 
 
+@_access(
+    "Shows the permissions of a user in all vhosts",
+    "[--no-table-headers] <username> [--timeout <timeout>]",
+    (_USER,),
+    examples=(("list_user_permissions alice", "one row per vhost"),),
+)
 def list_user_permissions(context: Context) -> None:
     user = context.operands[0]
     context.info(f'Listing permissions for user "{user}" ...')
@@ -186,17 +310,18 @@ def _show_of_vhost(context: Context, kind: str, columns: tuple[str, ...]) -> Non
     context.show(columns, [[row[name] for name in columns] for row in rows])
 
 
-_USER: Final = ("<username>", "name of the user")
-_PASSWORD: Final = ("<password>", "Read from standard input if missing. After `--` it may begin with a dash.")
-_PATTERN: Final = "regular expression (RE2) that the names must match; '' matches no name"
-_TABLE: Final = ("no-table-headers",)
-
-
 SALT_BYTES: Final = 4
 HASHES: Final = ("sha512", "sha256")
 """RabbitMQ's password hashes that amqpd accepts. Its own: docs/backup.md."""
 
 
+@_command(
+    "Hashes a password as RabbitMQ does, for the password_hash of definitions",
+    "[<password>]",
+    (("<password>", "the password; without it, amqpctl reads standard input or asks"),),
+    examples=(("-q hash_password s3cret", "a different text each time, because of the salt; needs no broker"),),
+    needs_app=False,
+)
 def hash_password(context: Context) -> None:
     """Print base64 of 4 bytes of salt and SHA-256 over salt and password (rabbit), for a user's `password_hash`."""
     import base64
@@ -210,163 +335,13 @@ def hash_password(context: Context) -> None:
     context.answer({"result": "ok", "value": text, "hashing_algorithm": "rabbit_password_hashing_sha256"}, text)
 
 
+@command(
+    MONITORING,
+    "Lists the hash functions of RabbitMQ that amqpd accepts",
+    "",
+    examples=(("list_hashes", "sha512 and sha256"),),
+    needs_app=False,
+)
 def list_hashes(context: Context) -> None:
     context.info("Listing supported hash algorithms ...")
     context.answer({"node": context.node, "result": "ok", "value": list(HASHES)}, "[" + ",".join(HASHES) + "]")
-
-
-_row = partial(Command, "Users")
-_access = partial(Command, ACCESS)
-
-COMMANDS: Final = (
-    _row(
-        add_user,
-        "Creates a user without permissions",
-        "<username> [<password>]",
-        (_USER, ("<password>", _PASSWORD[1] + " An empty one disables login by password.")),
-        examples=(
-            ("add_user alice s3cret", "then: amqpctl set_permissions"),
-            ("add_user alice < password.txt", "the password stays out of the shell's history"),
-        ),
-    ),
-    _row(
-        authenticate_user,
-        "Checks a user name and password; fails if they are wrong",
-        "<username> [<password>]",
-        (_USER, _PASSWORD),
-        examples=(("authenticate_user alice s3cret", "exit code 0, or 65 if they are wrong"),),
-    ),
-    _row(
-        change_password,
-        "Changes the password of a user",
-        "<username> [<password>]",
-        (_USER, _PASSWORD),
-        examples=(("change_password alice n3w", "open connections stay open"),),
-    ),
-    _row(
-        clear_password,
-        "Removes the password: the user cannot log in with any password",
-        "<username>",
-        (_USER,),
-        examples=(("clear_password alice", "until change_password sets a new one"),),
-    ),
-    _row(
-        delete_user,
-        "Deletes a user",
-        "<username>",
-        (_USER,),
-        examples=(("delete_user guest", "recommended if other machines can connect"),),
-    ),
-    _row(
-        list_users,
-        "Shows users and their tags",
-        "[--no-table-headers] [--timeout <timeout>]",
-        examples=(("list_users -s", "without header and banner"),),
-    ),
-    _row(
-        set_user_tags,
-        "Sets the tags of a user",
-        "<username> <tag> [...]",
-        (_USER, ("<tag>", "administrator, monitoring, policymaker, management or impersonator; none removes all tags")),
-        examples=(
-            ("set_user_tags alice administrator", "alice can use the whole admin API"),
-            ("set_user_tags alice", "alice cannot use the admin API"),
-        ),
-        needs=1,
-    ),
-    _access(
-        clear_permissions,
-        "Removes the permissions of a user in a vhost",
-        "[--vhost <vhost>] <username>",
-        (_USER,),
-        examples=(("clear_permissions -p shop alice", "alice can no longer open vhost shop"),),
-    ),
-    _access(
-        clear_topic_permissions,
-        "Removes topic permissions of a user, in a vhost or for one exchange",
-        "[--vhost <vhost>] <username> [<exchange>]",
-        (_USER, ("<exchange>", "exchange of the permissions; without it, all exchanges")),
-        examples=(("clear_topic_permissions alice amq.topic", "alice can use any routing key again"),),
-    ),
-    _access(
-        list_permissions,
-        "Shows the permissions of all users in a vhost",
-        "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]",
-        examples=(("list_permissions -p shop", "the permissions in vhost shop"),),
-    ),
-    _access(
-        list_topic_permissions,
-        "Shows the topic permissions of a vhost",
-        "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]",
-        examples=(("list_topic_permissions -p shop", "permissions on routing keys in vhost shop"),),
-    ),
-    _access(
-        list_user_permissions,
-        "Shows the permissions of a user in all vhosts",
-        "[--no-table-headers] <username> [--timeout <timeout>]",
-        (_USER,),
-        examples=(("list_user_permissions alice", "one row per vhost"),),
-    ),
-    _access(
-        set_permissions,
-        "Sets the permissions of a user in a vhost",
-        "[--vhost <vhost>] <username> <conf> <write> <read>",
-        (
-            _USER,
-            ("<conf>", f"declare and delete queues and exchanges: {_PATTERN}"),
-            ("<write>", "publish, and bind to: a regular expression"),
-            ("<read>", "consume, get, purge, and bind from: a regular expression"),
-        ),
-        examples=(
-            ("set_permissions -p shop alice '.*' '.*' '.*'", "everything in vhost shop"),
-            ("set_permissions alice '' '^orders$' ''", "alice can only publish to the exchange orders"),
-        ),
-    ),
-    _access(
-        set_topic_permissions,
-        "Sets the routing keys that a user may use with an exchange",
-        "[--vhost <vhost>] <username> <exchange> <write> <read>",
-        (
-            _USER,
-            ("<exchange>", "the topic exchange"),
-            ("<write>", f"routing keys to publish with: {_PATTERN}"),
-            ("<read>", "routing keys to bind with: a regular expression"),
-        ),
-        examples=(("set_topic_permissions alice amq.topic '^eu\\.' '.*'", "publish with eu.*, bind with all keys"),),
-    ),
-    Command(
-        "Virtual hosts",
-        add_vhost,
-        "Creates a virtual host",
-        "<vhost> [--description <description> --tags <tag1>,<tag2> --default-queue-type <quorum|classic|stream>]",
-        (("<vhost>", "name of the vhost; an existing one is no error"),),
-        examples=(
-            ("add_vhost shop", "then: amqpctl set_permissions -p shop guest '.*' '.*' '.*'"),
-            ("add_vhost shop --description 'web shop' --tags web,eu", "with a description and tags"),
-        ),
-    ),
-    Command(
-        "Virtual hosts",
-        delete_vhost,
-        "Deletes a virtual host",
-        "<vhost>",
-        (("<vhost>", "the vhost; its queues and their messages go with it"),),
-        examples=(("delete_vhost shop", "exit code 65 if there is none"),),
-    ),
-    _row(
-        hash_password,
-        "Hashes a password as RabbitMQ does, for the password_hash of definitions",
-        "[<password>]",
-        (("<password>", "the password; without it, amqpctl reads standard input or asks"),),
-        examples=(("-q hash_password s3cret", "a different text each time, because of the salt; needs no broker"),),
-        needs_app=False,
-    ),
-    Command(
-        MONITORING,
-        list_hashes,
-        "Lists the hash functions of RabbitMQ that amqpd accepts",
-        "",
-        examples=(("list_hashes", "sha512 and sha256"),),
-        needs_app=False,
-    ),
-)

@@ -11,15 +11,27 @@ from functools import partial
 from typing import Any, Final
 
 from amqpd.cli.client import quoted
-from amqpd.cli.command import CONFIGURATION, Command, Context
+from amqpd.cli.command import CONFIGURATION, Context, command
 from amqpd.cli.errors import UNAVAILABLE, UsageError, VhostNotFound
 from amqpd.cli.formatters import compact
 from amqpd.cli.policies import NO_PARAMETER, json_of
 from amqpd.cli.users import VHOST_KEYS, named, no_user
 
-GROUP: Final = "Virtual hosts"
+_VHOST: Final = ("<vhost>", "the vhost")
+_USER: Final = ("<username>", "name of the user")
+_command = partial(command, "Virtual hosts")
+_user_command = partial(command, "Users")
 
 
+@_command(
+    "Updates metadata (tags, description, default queue type) of a virtual host",
+    "<vhost> [--description <description> --tags <tag1>,<tag2> --default-queue-type <quorum|classic|stream>]",
+    (_VHOST,),
+    examples=(
+        ("update_vhost_metadata shop --description 'web shop' --tags web,eu", "other properties do not change"),
+        ("update_vhost_metadata shop --default-queue-type quorum", "for queues that are declared from now on"),
+    ),
+)
 def update_vhost_metadata(context: Context) -> None:
     name = named(context, "vhost")
     given = context.line.given
@@ -30,6 +42,13 @@ def update_vhost_metadata(context: Context) -> None:
     _change(context, name, body)
 
 
+@_command(
+    "Sets virtual host tags",
+    "<vhost> <tag> [...]",
+    (_VHOST, ("<tag>", "any words; none removes all tags")),
+    examples=(("set_vhost_tags shop web eu", "replaces its tags"),),
+    needs=1,
+)
 def set_vhost_tags(context: Context) -> None:
     name = named(context, "vhost")
     tags = context.operands[1:]
@@ -37,18 +56,37 @@ def set_vhost_tags(context: Context) -> None:
     _change(context, name, {"tags": list(tags)})
 
 
+@_command(
+    "Protects a virtual host from deletion",
+    "<vhost>",
+    (_VHOST,),
+    examples=(("enable_vhost_deletion_protection shop", "delete_vhost shop ends with exit code 69"),),
+)
 def enable_vhost_deletion_protection(context: Context) -> None:
     name = named(context, "vhost")
     context.info(f'Protecting virtual host "{name}" from removal ...')
     _guard(context, "POST", name)
 
 
+@_command(
+    "Removes the protection of a virtual host from deletion",
+    "<vhost>",
+    (_VHOST,),
+    examples=(("disable_vhost_deletion_protection shop", "then: amqpctl delete_vhost shop"),),
+)
 def disable_vhost_deletion_protection(context: Context) -> None:
     name = named(context, "vhost")
     context.info(f'Removing protection from removal of virtual host "{name}" ...')
     _guard(context, "DELETE", name)
 
 
+@command(
+    CONFIGURATION,
+    "Sets the cluster name",
+    "<name>",
+    (("<name>", "the name in server-properties, for new connections"),),
+    examples=(("set_cluster_name shop", "same as set_global_parameter cluster_name '\"shop\"'"),),
+)
 def set_cluster_name(context: Context) -> None:
     name = context.operands[0]
     context.info(f"Setting cluster name to {name} ...")
@@ -68,23 +106,42 @@ def _guard(context: Context, method: str, name: str) -> None:
     context.change(method, f"/api/vhosts/{quoted(name)}/deletion/protection", missing=VhostNotFound(name))
 
 
-_VHOST: Final = ("<vhost>", "the vhost")
-
-
 DEFAULT_USER: Final = "guest"
 
 
+@_command(
+    "Sets virtual host limits",
+    "[--vhost <vhost>] <definition>",
+    (("<definition>", "a JSON object: max-connections, max-queues; -1: no limit, 0: none allowed"),),
+    examples=(
+        ('set_vhost_limits -p shop \'{"max-connections": 100, "max-queues": 1000}\'', "for new ones"),
+        ("set_vhost_limits -p shop '{\"max-connections\": 0}'", "refuse new connections; open ones stay"),
+    ),
+)
 def set_vhost_limits(context: Context) -> None:
     text = context.operands[0]
     context.info(f'Setting vhost limits to "{text}" for vhost "{context.vhost}" ...')
     context.change("PUT", _parameter(context), {"value": json_of(text)}, missing=VhostNotFound(context.vhost))
 
 
+@_command(
+    "Clears virtual host limits",
+    "[--vhost <vhost>]",
+    examples=(("clear_vhost_limits -p shop", "exit code 69 if there are none"),),
+)
 def clear_vhost_limits(context: Context) -> None:
     context.info(f'Clearing vhost "{context.vhost}" limits ...')
     context.change("DELETE", _parameter(context), missing=NO_PARAMETER)
 
 
+@_command(
+    "Shows the limits of vhosts",
+    "[--vhost <vhost>] [--global] [--no-table-headers]",
+    examples=(
+        ("list_vhost_limits -p shop", "JSON"),
+        ("list_vhost_limits --global", "one row for each vhost with limits"),
+    ),
+)
 def list_vhost_limits(context: Context) -> None:
     if context.all_vhosts("vhost"):
         context.info("Listing limits for all vhosts ...")
@@ -100,12 +157,30 @@ def list_vhost_limits(context: Context) -> None:
         context.out.write(text + "\n")
 
 
+@_user_command(
+    "Sets user limits",
+    "<username> <definition>",
+    (
+        _USER,
+        (
+            "<definition>",
+            "a JSON object: max-connections, max-channels, producer_byte_rate, consumer_byte_rate; -1: no limit",
+        ),
+    ),
+    examples=(("set_user_limits alice '{\"max-connections\": 10}'", "other limits do not change"),),
+)
 def set_user_limits(context: Context) -> None:
     user, text = context.operands
     context.info(f'Setting user limits to "{text}" for user "{user}" ...')
     context.change("PUT", _user("amqpd/", user), {"value": json_of(text)}, missing=no_user(user, UNAVAILABLE))
 
 
+@_user_command(
+    "Removes limits of a user",
+    "<username> <limit_type> | all",
+    (_USER, ("<limit_type>", "max-connections, max-channels, producer_byte_rate, consumer_byte_rate or all")),
+    examples=(("clear_user_limits alice max-channels", "exit code 0, also if it was not set"),),
+)
 def clear_user_limits(context: Context) -> None:
     user, name = context.operands
     if name == "all":
@@ -117,6 +192,16 @@ def clear_user_limits(context: Context) -> None:
     context.change("DELETE", path, missing=no_user(user, UNAVAILABLE))
 
 
+@_user_command(
+    "Shows the limits of users",
+    "[--user <username>] [--global]",
+    (("--no-table-headers", "with --global"),),
+    own_options=("user", "global", "no-table-headers"),
+    examples=(
+        ("list_user_limits --user alice", "JSON; without --user, the limits of guest"),
+        ("list_user_limits --global", "one row for each user with limits"),
+    ),
+)
 def list_user_limits(context: Context) -> None:
     if context.all_vhosts("user"):
         context.info("Listing limits for all users ...")
@@ -138,109 +223,3 @@ def _user(prefix: str, user: str) -> str:
 
 def _show_all(context: Context, kind: str, items: list[dict[str, Any]]) -> None:
     context.show((kind, "limits"), [(item[kind], compact(item["value"])) for item in items])
-
-
-_USER: Final = ("<username>", "name of the user")
-
-
-_row = partial(Command, GROUP)
-_user_command = partial(Command, "Users")
-
-COMMANDS: Final = (
-    _row(
-        disable_vhost_deletion_protection,
-        "Removes the protection of a virtual host from deletion",
-        "<vhost>",
-        (_VHOST,),
-        examples=(("disable_vhost_deletion_protection shop", "then: amqpctl delete_vhost shop"),),
-    ),
-    _row(
-        enable_vhost_deletion_protection,
-        "Protects a virtual host from deletion",
-        "<vhost>",
-        (_VHOST,),
-        examples=(("enable_vhost_deletion_protection shop", "delete_vhost shop ends with exit code 69"),),
-    ),
-    _row(
-        set_vhost_tags,
-        "Sets virtual host tags",
-        "<vhost> <tag> [...]",
-        (_VHOST, ("<tag>", "any words; none removes all tags")),
-        examples=(("set_vhost_tags shop web eu", "replaces its tags"),),
-        needs=1,
-    ),
-    _row(
-        update_vhost_metadata,
-        "Updates metadata (tags, description, default queue type) of a virtual host",
-        "<vhost> [--description <description> --tags <tag1>,<tag2> --default-queue-type <quorum|classic|stream>]",
-        (_VHOST,),
-        examples=(
-            ("update_vhost_metadata shop --description 'web shop' --tags web,eu", "other properties do not change"),
-            ("update_vhost_metadata shop --default-queue-type quorum", "for queues that are declared from now on"),
-        ),
-    ),
-    Command(
-        CONFIGURATION,
-        set_cluster_name,
-        "Sets the cluster name",
-        "<name>",
-        (("<name>", "the name in server-properties, for new connections"),),
-        examples=(("set_cluster_name shop", "same as set_global_parameter cluster_name '\"shop\"'"),),
-    ),
-    _user_command(
-        clear_user_limits,
-        "Removes limits of a user",
-        "<username> <limit_type> | all",
-        (_USER, ("<limit_type>", "max-connections, max-channels, producer_byte_rate, consumer_byte_rate or all")),
-        examples=(("clear_user_limits alice max-channels", "exit code 0, also if it was not set"),),
-    ),
-    _user_command(
-        list_user_limits,
-        "Shows the limits of users",
-        "[--user <username>] [--global]",
-        (("--no-table-headers", "with --global"),),
-        own_options=("user", "global", "no-table-headers"),
-        examples=(
-            ("list_user_limits --user alice", "JSON; without --user, the limits of guest"),
-            ("list_user_limits --global", "one row for each user with limits"),
-        ),
-    ),
-    _user_command(
-        set_user_limits,
-        "Sets user limits",
-        "<username> <definition>",
-        (
-            _USER,
-            (
-                "<definition>",
-                "a JSON object: max-connections, max-channels, producer_byte_rate, consumer_byte_rate; -1: no limit",
-            ),
-        ),
-        examples=(("set_user_limits alice '{\"max-connections\": 10}'", "other limits do not change"),),
-    ),
-    _row(
-        clear_vhost_limits,
-        "Clears virtual host limits",
-        "[--vhost <vhost>]",
-        examples=(("clear_vhost_limits -p shop", "exit code 69 if there are none"),),
-    ),
-    _row(
-        list_vhost_limits,
-        "Shows the limits of vhosts",
-        "[--vhost <vhost>] [--global] [--no-table-headers]",
-        examples=(
-            ("list_vhost_limits -p shop", "JSON"),
-            ("list_vhost_limits --global", "one row for each vhost with limits"),
-        ),
-    ),
-    _row(
-        set_vhost_limits,
-        "Sets virtual host limits",
-        "[--vhost <vhost>] <definition>",
-        (("<definition>", "a JSON object: max-connections, max-queues; -1: no limit, 0: none allowed"),),
-        examples=(
-            ('set_vhost_limits -p shop \'{"max-connections": 100, "max-queues": 1000}\'', "for new ones"),
-            ("set_vhost_limits -p shop '{\"max-connections\": 0}'", "refuse new connections; open ones stay"),
-        ),
-    ),
-)

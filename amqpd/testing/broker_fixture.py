@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
+import weakref
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,11 +44,17 @@ class BrokerFixture:
         faults: Faults of its disk and its connections.
     """
 
-    data_dir: Path
-
-    def __init__(self) -> None:
+    def __init__(
+        self, data_dir: str | os.PathLike[str] | None, settings: Mapping[str, object] | None, start_timeout_s: float
+    ) -> None:
+        self._owns_data_dir = data_dir is None
+        self.data_dir = Path(tempfile.mkdtemp(prefix="amqpd-")) if data_dir is None else Path(data_dir)
+        self.settings = dict(settings or {})
+        self.start_timeout_s = start_timeout_s
         self.clock = BrokerClock(self._control)
         self.faults = BrokerFaults(self._control)
+        self._reserved_sockets: list[int] = []  # sockets that reserve the ports of a stopped broker
+        weakref.finalize(self, close_all, self._reserved_sockets)
 
     def start(self, *, same_ports: bool = True) -> Self:
         """Start the broker and return when it accepts connections.
@@ -64,8 +73,19 @@ class BrokerFixture:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Stop the broker and remove a temporary data directory. Raises: BrokerFailed."""
-        raise NotImplementedError
+        """Stop the broker and remove a temporary data directory. Raises: BrokerFailed.
+
+        If it takes commands, it resets open connections first: a client that is not read would delay its stop by 3 s.
+        """
+        try:
+            if self.running:
+                with suppress(BrokerFailed, NotRunning, NotSupported):
+                    self.faults.drop_connections()
+            self.stop()
+        finally:
+            close_all(self._reserved_sockets)
+            if self._owns_data_dir:
+                shutil.rmtree(self.data_dir, ignore_errors=True)
 
     def restart(self) -> None:
         """Stop the broker cleanly and start it again, on the same ports."""
@@ -91,14 +111,6 @@ class BrokerFixture:
         import asyncio
 
         await asyncio.to_thread(self.close)
-
-    def _reset_connections(self) -> None:
-        """Reset the connections of a broker that is closed: a client that is not read would delay its stop by 3 s.
-
-        A broker that does not answer is stopped without that.
-        """
-        with suppress(BrokerFailed, NotRunning):
-            self.faults.drop_connections()
 
     # -- properties
 

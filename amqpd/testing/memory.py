@@ -259,7 +259,7 @@ class MemoryRows:
 
 
 class MemoryMetadata:
-    """The metadata in memory: see `amqpd.storage.metadata.interface.MetadataStore`.
+    """The metadata in memory: see `amqpd.storage.metadata.store.MetadataStore`.
 
     The rows survive `close`: `open` returns them to the next broker.
     """
@@ -280,9 +280,6 @@ class MemoryMetadata:
             self._instance = random_id()
             self._rows.apply([Put(row) for row in (seed() if seed is not None else ())])
         return self._rows.state(self._instance, fresh)
-
-    def warm(self) -> None:
-        """Do nothing: there is nothing to prepare."""
 
     def submit(self, changes: Sequence[Change], done: Done) -> None:
         self._rows.apply(changes)

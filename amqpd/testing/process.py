@@ -5,18 +5,14 @@ from __future__ import annotations
 import atexit
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import IO, Final, NamedTuple, Self
 
 from amqpd.testing.broker_fixture import (
@@ -97,13 +93,9 @@ class BrokerProcess(BrokerFixture):
         control: bool = False,
         memory: bool = False,
     ) -> None:
-        super().__init__()
         if command is not None and (control or memory):
             raise ValueError("control and memory need this interpreter's amqpd: they do not go with command")
-        self._owns_data_dir = data_dir is None
-        self.data_dir = Path(tempfile.mkdtemp(prefix="amqpd-")) if data_dir is None else Path(data_dir)
-        self.settings = dict(settings or {})
-        self.start_timeout_s = start_timeout_s
+        super().__init__(data_dir, settings, start_timeout_s)
         self.ready: ReadyLine | None = None
         self._env = dict(env or {})
         self._command = list(command) if command is not None else [sys.executable, "-P", "-m", "amqpd"]
@@ -112,8 +104,6 @@ class BrokerProcess(BrokerFixture):
         self._process: subprocess.Popen[str] | None = None
         self._readers: list[threading.Thread] = []
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES_MAX)
-        self._reserved_sockets: list[int] = []  # sockets that reserve the ports of a stopped broker
-        weakref.finalize(self, close_all, self._reserved_sockets)
 
     # -- start and stop
 
@@ -207,20 +197,6 @@ class BrokerProcess(BrokerFixture):
             process.kill()
             process.wait()
             self._reap()
-
-    def close(self) -> None:
-        """Stop the broker and remove a temporary data directory. Raises BrokerFailed as `stop`.
-
-        With `control` it resets open connections first.
-        """
-        try:
-            if self._socket_control is not None and self.running:
-                self._reset_connections()
-            self.stop()
-        finally:
-            close_all(self._reserved_sockets)
-            if self._owns_data_dir:
-                shutil.rmtree(self.data_dir, ignore_errors=True)
 
     # -- properties
 

@@ -14,7 +14,7 @@ from amqpd.storage.filesystem import Clock, FileSystem, MappedBytes
 from amqpd.testing.memory import MemoryFileSystem, MemoryMetadata
 
 if TYPE_CHECKING:
-    from amqpd.storage.metadata.interface import MetadataStore
+    from amqpd.storage.metadata.store import MetadataStore
 
 
 class OffsetClock(Clock):

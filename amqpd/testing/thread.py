@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import threading
-import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -48,18 +45,12 @@ class BrokerThread(BrokerFixture):
         guests: Sequence[Guest] = (),
         start_timeout_s: float = 60.0,
     ) -> None:
-        super().__init__()
-        self._owns_data_dir = data_dir is None
-        self.data_dir = Path(tempfile.mkdtemp(prefix="amqpd-")) if data_dir is None else Path(data_dir)
-        self.settings = dict(settings or {})
-        self.start_timeout_s = start_timeout_s
+        super().__init__(data_dir, settings, start_timeout_s)
         self._memory = memory
         self._guests = guests
         self._substitutes: BrokerSubstitutes | None = None
         self._run: _Run | None = None
         self._ports: dict[str, tuple[str, int]] = {}
-        self._reserved_sockets: list[int] = []
-        weakref.finalize(self, close_all, self._reserved_sockets)
 
     def start(self, *, same_ports: bool = True) -> Self:
         """Start the broker and return when it accepts connections.
@@ -101,19 +92,11 @@ class BrokerThread(BrokerFixture):
         raise NotSupported("a broker in a thread cannot be killed: use a BrokerProcess")
 
     def close(self) -> None:
-        """Reset the connections that are open, stop the broker, and remove its temporary data and those in memory.
-
-        Raises: BrokerFailed.
-        """
+        """Stop the broker, and remove its temporary data and those in memory. Raises: BrokerFailed."""
         try:
-            if self.running:
-                self._reset_connections()
-            self.stop()
+            super().close()
         finally:
-            close_all(self._reserved_sockets)
             self._substitutes = None
-            if self._owns_data_dir:
-                shutil.rmtree(self.data_dir, ignore_errors=True)
 
     @property
     def running(self) -> bool:
@@ -232,8 +215,7 @@ async def _started(server: Server) -> AsyncIterator[Server]:
     try:
         await server.load_or_join()
     except BaseException:
-        server.metadata.close()
-        server.storage.close(clean=False)  # releases the directory
+        server.abandon()
         raise
     try:
         await server.import_definitions()

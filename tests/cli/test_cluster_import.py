@@ -14,6 +14,8 @@ import pytest
 
 from amqpd.testing import BrokerFailed, BrokerProcess
 
+pytestmark = pytest.mark.slow
+
 COUNT = 700
 
 

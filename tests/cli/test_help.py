@@ -11,10 +11,9 @@ import pytest
 from fake_broker import Ctl
 
 from amqpd.cli.command import GROUPS
-from amqpd.cli.commands import COMMANDS
+from amqpd.cli.commands import COMMANDS, PLUGIN_COMMANDS
 from amqpd.cli.help import ELSEWHERE, NOTHING_TO_DO, ONE_NODE
 from amqpd.cli.options import BY_LONG, GENERAL, PLUGINS, SPECIFIC, check_options, parse
-from amqpd.cli.rabbitmq_compat import PLUGIN_COMMANDS
 
 MANUAL = Path(__file__).parents[2] / "docs" / "amqpctl.md"
 EXPECTED_COMMANDS = (
@@ -115,7 +114,9 @@ def test_examples_are_valid_command_lines(name: str) -> None:
 def test_options_are_known_and_distinct() -> None:
     used = {option for command in COMMANDS.values() for option in command.options}
     assert used == {option.long for option in SPECIFIC}
-    assert {option for each in PLUGIN_COMMANDS for option in each.options} == {option.long for option in PLUGINS}
+    assert {option for each in PLUGIN_COMMANDS.values() for option in each.options} == {
+        option.long for option in PLUGINS
+    }
     assert set(BY_LONG) == {option.long for option in (*GENERAL, *SPECIFIC, *PLUGINS)}
     for specific in (SPECIFIC, PLUGINS):
         options = (*GENERAL, *specific)
