@@ -260,6 +260,7 @@ def test_prefetch_multiplier_limits_prefetched_tasks(
     assert worker.stop() == 0
 
 
+@pytest.mark.slow
 def test_late_acks_survive_a_killed_worker(
     app: Celery, name: str, broker: Any, start_worker: Callable[..., Worker], tmp_path: Path, eventually: Eventually
 ) -> None:

@@ -53,7 +53,10 @@ def connect(broker: BrokerProcess) -> pika.BlockingConnection:
     return pika.BlockingConnection(pika.URLParameters(broker.url))
 
 
-@pytest.mark.parametrize("how", ["kill", "stop"])
+HOW = pytest.mark.parametrize("how", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
+
+
+@HOW
 def test_confirmed_messages_and_durable_objects_survive_a_restart(own_broker: BrokerProcess, how: str) -> None:
     connection = connect(own_broker)
     channel = connection.channel()
@@ -109,7 +112,7 @@ def test_clean_stop_closes_connections_with_320(own_broker: BrokerProcess) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["kill", "stop"])
+@HOW
 async def test_aio_pika_robust_connection_recovers(own_broker: BrokerProcess, how: str) -> None:
     connection = await aio_pika.connect_robust(f"{own_broker.url}?reconnect_interval=0.1", timeout=30)
     async with connection:
@@ -142,7 +145,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["kill", "stop"])
+@HOW
 def test_kombu_consumer_mixin_recovers(own_broker: BrokerProcess, how: str) -> None:
     queue = kombu.Queue("mixin", durable=True)
     got: list[Any] = []

@@ -237,6 +237,7 @@ TASK_FRAMEWORKS: Final = (
     _python("faststream", "faststream"),
     _python("dramatiq", "dramatiq"),
     _python("taskiq", "taskiq_aio_pika"),
+    _python("oslo-messaging", "oslo_messaging")._replace(optional=True),  # some 30 packages
 )
 
 STEPS: Final = str(KAFKA / "java" / "Steps.java")

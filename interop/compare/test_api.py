@@ -14,6 +14,8 @@ from interop.compare.api.differences import MISSING, NOT_YET, STATUS
 from interop.compare.api.held import Answer
 from interop.compare.party import Address
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Beside]:

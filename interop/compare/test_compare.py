@@ -17,6 +17,8 @@ from interop.compare.party import Address
 from interop.compare.stage import Stage, in_order
 from interop.compare.steps import publish, say, talk
 
+pytestmark = pytest.mark.slow
+
 RECORDS = records.load()
 
 
