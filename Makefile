@@ -86,7 +86,7 @@ test-all: ## make test and make test-rest
 	@$(MAKE) test; $(MAKE) test-rest
 
 # Playwright leaves an event loop running, so the page has a run of its own. `hypothesis` is the marker of tests with random
-# examples. In the thorough profile the clauses of conformance come byte by byte, too.
+# examples. In the thorough profile the clauses of conformance come byte by byte, too. Interpreted, the quick profile is enough.
 test-rest: export TEST_PROFILE := thorough
 test-rest: WORKERS = 4
 test-rest: compiled $(EVERYTHING) $(PLAIN)/.ready browser ## what make test leaves out: slow tests, more examples, a JVM, a browser, Prometheus
@@ -94,7 +94,7 @@ test-rest: compiled $(EVERYTHING) $(PLAIN)/.ready browser ## what make test leav
 	$(TEST) $(SPREAD) -m '$(WHOLE) and (slow or external or hypothesis)' tests interop --ignore=tests/limits --ignore=tests/page || status=$$?; \
 	$(MAKE) test-page || status=$$?; \
 	$(TEST) $(SPREAD) -m '$(WHOLE)' tests/conformance || status=$$?; \
-	$(TEST_SOURCES) $(SPREAD) -m 'not compiled_only and $(WHOLE)' $(COMPILED_PACKAGES) --ignore-glob='*_pika.py' || status=$$?; \
+	TEST_PROFILE=quick $(TEST_SOURCES) $(SPREAD) -m 'not compiled_only and $(WHOLE)' $(COMPILED_PACKAGES) --ignore-glob='*_pika.py' || status=$$?; \
 	$(TEST) -m '$(WHOLE)' tests/limits || status=$$?; exit $$status
 
 test-docs: compiled $(EVERYTHING) ## every block of the documentation
@@ -116,9 +116,10 @@ check-metrics: compiled ## dashboards and alert rules in Debian's Prometheus
 	@.ci/install prometheus promtool; $(TEST) tests/prometheus
 
 LONG = $(BIN)/python $(PYTEST) -s -m ci_long
-test-long: WORKERS = 3
+test-long: WORKERS = 4
 test-long: compiled $(EVERYTHING) ## crashes and faults for minutes, nodes over Kafka among them
-	@$(LONG) $(SPREAD) tests interop/clients
+	@# The matrix of clients takes the longest, so it begins first.
+	@$(LONG) $(SPREAD) --no-loadscope-reorder interop/clients tests
 
 test-cluster: compiled $(VENV)/.extra-cluster $(VENV)/.kafka ## the part of `make test-long` that needs Kafka
 	@$(LONG) $(SPREAD) tests/cluster

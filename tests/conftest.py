@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import hypothesis
 import pytest
@@ -53,6 +53,24 @@ hypothesis.settings.load_profile("amqpd")
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+
+class Deadline:
+    """Skips the tests that would begin after a time, so that CI on a slow machine ends with what it could run."""
+
+    def __init__(self, end_s: float) -> None:
+        self._end_s = end_s
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        if time.time() > self._end_s:
+            pytest.skip("TEST_DEADLINE, seconds since 1970, has passed: this machine is too slow for all tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if end := os.environ.get("TEST_DEADLINE"):
+        config.pluginmanager.register(Deadline(float(end)))
+
+
 EXTERNAL_FIXTURES = frozenset({"browser", "promtool", "needs_spark"})
 """Fixtures that start a program other than Python: tests that use them get the marker `external`."""
 
@@ -60,6 +78,28 @@ EXTERNAL_FIXTURES = frozenset({"browser", "promtool", "needs_spark"})
 def pytest_itemcollected(item: pytest.Item) -> None:
     if EXTERNAL_FIXTURES.intersection(getattr(item, "fixturenames", ())):
         item.add_marker(pytest.mark.external)
+
+
+SPARK_FILES = frozenset(
+    f"tests/export/test_{name}.py"
+    for name in ("engines", "job_kills", "live_count", "sink", "spark", "spark_kafka", "spark_tables")
+)
+"""Files whose tests use the session of the fixture `spark`."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Have one process run all of SPARK_FILES: each process would start a Java for its own session."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class SparkScheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "spark" if file in SPARK_FILES else file
+
+    return SparkScheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

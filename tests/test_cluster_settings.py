@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from amqpd.config import ClusterSettings, SettingsError, load, loader
+from amqpd.config import SettingsError, load, loader
 from amqpd.config.help import settings_text
+from amqpd.config.schema import ClusterSettings
 from amqpd.kafka.admin import cluster_options
 
 SECRET = "an old pond, a frog"

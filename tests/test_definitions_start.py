@@ -13,7 +13,7 @@ from pathlib import Path
 import pika
 import pytest
 
-from amqpd.config import DefinitionsSettings
+from amqpd.config.schema import DefinitionsSettings
 from amqpd.management.definitions_start import PIECE_BYTES, import_files
 from amqpd.testing import BrokerFailed, BrokerProcess, embedded
 

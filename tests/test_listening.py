@@ -101,6 +101,7 @@ def test_vanished_client_is_noticed_by_keepalive() -> None:
             assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
+@pytest.mark.slow
 @needs_ipv6
 def test_default_is_both_families(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", settings={"amqp.host": ""}) as broker:

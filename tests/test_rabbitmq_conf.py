@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections import Counter
@@ -67,6 +68,33 @@ class TestFormat:
         assert (settings.amqp.heartbeat_s, settings.amqp.channel_max, settings.amqp.frame_max) == (3, 5, 8192)
         assert settings.amqp.message_size_max_bytes == 1000
 
+    def test_inaccessible_directories_are_reported(self) -> None:
+        folder = "/" + "a" * 300  # too long for the kernel, so listing it fails, as without access
+        with pytest.raises(SettingsError) as refused:
+            load(["--config", f"{folder}/rabbitmq.conf"], {})
+        assert f"{folder}/conf.d: File name too long" in refused.value.problems
+        assert problems(f"include {folder}/*.conf\n") == [f"rabbitmq.conf:1: {folder}: File name too long"]
+        environ = {"RABBITMQ_CONFIG_FILES": f"{folder}/*.conf"}
+        with pytest.raises(SettingsError) as refused:
+            load([], environ)
+        assert refused.value.problems == [f"environment: RABBITMQ_CONFIG_FILES: {folder}: File name too long"]
+
+    def test_named_file_needs_no_list_of_its_directory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The directory can have mode 0711."""
+
+        def denied(self: Path) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+        monkeypatch.setattr(Path, "iterdir", denied)
+        Path("more.conf").write_text("heartbeat = 7\n")
+        assert load([], {"RABBITMQ_CONFIG_FILES": "more.conf"}).settings.amqp.heartbeat_s == 7
+        assert load([], {"RABBITMQ_CONFIG_FILES": "none.conf"}).settings.amqp.heartbeat_s == 60
+
+    def test_missing_directories_have_no_files(self) -> None:
+        Path("file").touch()
+        for folder in ("none", "file"):
+            assert read(f"include {folder}/*.conf\n", {"RABBITMQ_CONFIG_FILES": f"{folder}/*.conf"}).notes == []
+
     def test_include_cycle_is_refused(self) -> None:
         assert problems("include rabbitmq.conf\n")[0].endswith("files include each other")
 
@@ -124,7 +152,7 @@ class TestFormat:
         assert "then delete the file" in problems("heartbeat = 1\n")[0]
 
     def test_invalid_include_pattern_is_refused(self) -> None:
-        assert problems("include **.conf\n")[0].startswith("rabbitmq.conf:1: include **.conf: ** is")
+        assert problems("include **.conf\n")[0].startswith("rabbitmq.conf:1: **.conf: ** is")
 
     def test_missing_file_is_refused(self) -> None:
         with pytest.raises(SettingsError, match=r"none\.conf: No such file or directory"):
@@ -325,6 +353,7 @@ class TestEnvironment:
             ({"RABBITMQ_LOG": "loud"}, "RABBITMQ_LOG must be a level"),
             ({"RABBITMQ_LOGS": "-,a.log"}, "RABBITMQ_LOGS names several logs"),
             ({"RABBITMQ_CONFIG_FILE": "a.config"}, "a.config: files ending in .config have Erlang terms"),
+            ({"RABBITMQ_CONFIG_FILES": "a**.conf"}, "RABBITMQ_CONFIG_FILES: a**.conf: ** is not possible, use *"),
         ],
     )
     def test_invalid_variable_is_refused(self, environ: dict[str, str], problem: str, tmp_path: Path) -> None:

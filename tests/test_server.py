@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import gc
 import io
 import os
 import re
@@ -15,6 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -30,9 +32,14 @@ import pytest
 
 from amqpd import __version__, server
 from amqpd._build import is_compiled
+from amqpd.config import load
 from amqpd.connection import server as amqp_server
+from amqpd.logging_config import LogOutput
+from amqpd.management.front_end import AdminFrontEnd
+from amqpd.management.server import AdminServer
 from amqpd.storage.storage import Storage
 from amqpd.testing import BrokerFailed, BrokerProcess, embedded, parse_ready_line
+from amqpd.testing.broker_fixture import NO_FILE
 
 BUILD = "compiled" if is_compiled() else "interpreted"
 COMMAND = [sys.executable, "-P", "-m", "amqpd"]
@@ -153,6 +160,87 @@ def test_port_in_use_is_refused(tmp_path: Path, name: str) -> None:
     assert problem == f"amqpd: cannot listen on 127.0.0.1:{port}: Address already in use"
 
 
+def test_failed_start_ends_its_threads(tmp_path: Path) -> None:
+    """One that outlived the event loop would print a traceback at its next wake-up."""
+    before = set(threading.enumerate())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        options = ["--data-dir", str(tmp_path / "data"), *FREE_PORTS, "--amqp.port", str(taken.getsockname()[1])]
+        settings = load(options, NO_FILE).settings
+        start = server.serve(settings, time.time(), LogOutput(settings.log), lambda: settings)
+        try:
+            with pytest.raises(OSError, match="in use"):
+                asyncio.run(start)
+        finally:
+            gc.enable()
+    assert {thread.name for thread in set(threading.enumerate()) - before} <= {"amqpd-selectors"}
+
+
+@pytest.mark.parametrize("wait_s", [3600.0, 0.01])
+async def test_http_server_starts_at_the_first_connection_or_when_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_s: float
+) -> None:
+    """Its import takes longer than the rest of a start, and brokers of tests often need none."""
+    monkeypatch.setattr(server, "REST_LOOK_S", wait_s)
+    started = asyncio.Event()
+    start_http = AdminFrontEnd.start_http
+    monkeypatch.setattr(AdminFrontEnd, "start_http", lambda self: (started.set(), start_http(self)))
+    async with embedded(tmp_path) as running:
+        path = running.settings.data_dir / "amqpctl.sock"
+        if wait_s > 1:
+            await asyncio.sleep(0.05)
+            assert not started.is_set()
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(b"GET /api/whoami HTTP/1.0\r\n\r\n")
+            assert b" 200 " in await reader.readline()
+            writer.close()
+        async with asyncio.timeout(30):
+            await started.wait()
+    assert not path.exists()
+
+
+async def test_stop_does_not_start_the_http_server(tmp_path: Path) -> None:
+    """Clients can delay a stop by 3 s. A check whether the broker is idle must not come in this time."""
+    async with embedded(tmp_path) as running:
+        timer = running._idle_timer
+        assert timer is not None
+        assert not timer.cancelled()
+        running.stop()
+        await asyncio.sleep(0)
+        assert timer.cancelled()
+
+
+async def test_clients_are_refused_if_the_http_server_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*_: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(AdminServer, "start", fail)
+    async with embedded(tmp_path) as running:
+        path = running.settings.data_dir / "amqpctl.sock"
+        reader, writer = await asyncio.open_unix_connection(path)
+        async with asyncio.timeout(30):
+            with contextlib.suppress(ConnectionResetError):
+                assert not await reader.read()
+        writer.close()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_unix_connection(path)
+        assert "the admin API is not available: no room" in caplog.text
+        _, writer = await asyncio.open_connection("127.0.0.1", running.port("amqp"))
+        writer.close()
+
+
+async def test_unused_admin_sockets_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REST_LOOK_S", 3600.0)
+    async with embedded(tmp_path) as running:
+        port = running.port("http")
+        path = running.settings.data_dir / "amqpctl.sock"
+        assert path.exists()
+    assert not path.exists()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+
+
 def test_data_directory_in_use_is_refused(amqpd_broker: BrokerProcess) -> None:
     problem = refused("--data-dir", str(amqpd_broker.data_dir))
     assert str(amqpd_broker.data_dir) in problem
@@ -185,6 +273,7 @@ def test_file_as_data_directory_is_refused(tmp_path: Path) -> None:
     assert refused("--data-dir", str(tmp_path / "file")) == f"amqpd: {tmp_path}/file: Not a directory"
 
 
+@pytest.mark.slow
 def test_metadata_of_another_broker_is_refused(tmp_path: Path) -> None:
     """A broker refuses a metadata database of another broker, which would make every queue unknown."""
     for name in ("one", "two"):
@@ -396,6 +485,7 @@ def test_py_amqp_qos_towards_rabbitmq(compatible: BrokerProcess) -> None:
 # -- how long a start takes ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.compiled_only
 @pytest.mark.skipif(not is_compiled(), reason="the figure is the compiled package's")
 def test_start_time_is_reported_and_short(tmp_path: Path) -> None:

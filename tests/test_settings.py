@@ -239,6 +239,17 @@ class TestUnknown:
         (tmp_path / "amqpd.toml").write_bytes(b"compat = '\xff'\n")
         assert only_problem().startswith("amqpd.toml: not TOML: ")
 
+    @pytest.mark.parametrize("text", ["a = " + "9" * 5000, "a = " + "[" * 5000], ids=["number", "nesting"])
+    def test_oversized_toml_is_refused(self, tmp_path: Path, text: str) -> None:
+        """The parser has no error of its own for a number of many digits, nor for deep nesting."""
+        (tmp_path / "amqpd.toml").write_text(text)
+        assert only_problem().startswith("amqpd.toml: not TOML: ")
+
+    @pytest.mark.parametrize("pattern", ["(", "a{9999999999}", "(" * 5000])
+    def test_invalid_pattern_is_refused(self, pattern: str) -> None:
+        given = ["--cluster.kafka-topics", pattern, "--cluster.kafka", "h:1", "--cluster.name", "c"]
+        assert problems(given)[0].startswith("cluster.kafka_topics is no regular expression: ")
+
 
 class TestConsistency:
     def test_tls_settings(self, tmp_path: Path) -> None:
@@ -264,6 +275,14 @@ class TestConsistency:
         assert only_problem(server[:2]) == "http.tls.port needs http.tls.certificate and http.tls.key"
         assert only_problem([*server, "--http.port", "15671"]) == "http.tls.port must not be http.port (15671)"
         assert only_problem([*server, "--http.tls.verify-peer", "true"]) == "http.tls.verify_peer needs http.tls.ca"
+
+    def test_tls_settings_of_kafka_listener(self, tmp_path: Path) -> None:
+        (tmp_path / "pem").touch()
+        server = ["--kafka.tls.port", "9093", "--kafka.tls.certificate", "pem", "--kafka.tls.key", "pem"]
+        assert load(server, {}).settings.kafka.tls.port == 9093
+        assert only_problem(server[:2]) == "kafka.tls.port needs kafka.tls.certificate and kafka.tls.key"
+        assert only_problem([*server, "--kafka.port", "9093"]) == "kafka.tls.port must not be kafka.port (9093)"
+        assert only_problem([*server, "--kafka.tls.ca", "no.pem"]) == "kafka.tls.ca: there is no file no.pem"
 
     def test_sasl_mechanisms(self, tmp_path: Path) -> None:
         (tmp_path / "ca.pem").write_text("")

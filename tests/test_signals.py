@@ -19,7 +19,7 @@ import pytest
 
 import amqpd.__main__
 from amqpd import logging_config
-from amqpd.config import LogSettings
+from amqpd.config.schema import LogSettings
 from amqpd.testing import BrokerProcess, parse_ready_line
 
 LINE = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR) [\w.]+: ")
@@ -41,6 +41,7 @@ def wait_for_log(broker: BrokerProcess, text: str) -> str:
     return broker.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "text"),
     [
@@ -69,6 +70,7 @@ def start_with_fifo(tmp_path, command):
     return process, fifo.open("w")
 
 
+@pytest.mark.slow
 def test_signals_during_a_start_wait_until_the_broker_is_ready(tmp_path):
     """A log rotation or a reload while definitions are imported must not end the broker."""
     process, definitions = start_with_fifo(tmp_path, AS_SERVICE)
@@ -162,6 +164,7 @@ def test_signals_at_the_end_of_a_stop_do_not_change_its_exit_code(tmp_path):
         assert broker.returncode == 0
 
 
+@pytest.mark.slow
 def test_sighup_is_ignored_under_nohup(tmp_path):
     """A shell sends it to its jobs when the terminal is closed."""
     shell = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", sys.executable, "-P", "-m", "amqpd"]
@@ -188,6 +191,7 @@ def test_closed_standard_streams_are_not_used_for_sockets(tmp_path):
     assert process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_sigusr2_logs_threads_and_tasks(tmp_path):
     with BrokerProcess(tmp_path) as broker:
         broker.add_vhost("v")
@@ -251,6 +255,7 @@ def test_closed_terminal_is_a_clean_stop(tmp_path):
     assert "Traceback" not in log
 
 
+@pytest.mark.slow
 def test_sigusr1_reopens_log_file(tmp_path):
     file = tmp_path / "amqpd.log"
     with BrokerProcess(tmp_path / "data", settings={"log.file": file, "log.format": "json"}) as broker:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from amqpd.config import TlsSettings
+from amqpd.config.schema import TlsSettings
 from amqpd.tls import server_context
 
 OLDER = "ECDHE-ECDSA-AES256-GCM-SHA384"

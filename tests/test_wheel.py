@@ -71,6 +71,7 @@ def test_wheel_is_interpreted_and_for_every_machine(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
 
 
+@pytest.mark.slow
 def test_wheel_contains_only_the_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -105,6 +106,7 @@ def test_wheel_beside_project_packages_of_the_same_names(python: Path, tmp_path:
 IMPORTS = "import amqpd.routing as a, amqpd.storage as b, amqpd.cli as c; print(a.__file__, b.__file__, c.__file__)"
 
 
+@pytest.mark.slow
 def test_editable_installation_finds_all_packages(tmp_path: Path) -> None:
     before = built_files()
     build = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"

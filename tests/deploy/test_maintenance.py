@@ -135,6 +135,7 @@ def test_drain_waits_for_clients_to_close(tmp_path: Path) -> None:
         assert answers == [{"closed": 0}]
 
 
+@pytest.mark.slow
 def test_revive_ends_waiting_drain(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         connection = connect(broker)
@@ -152,6 +153,7 @@ def test_revive_ends_waiting_drain(tmp_path: Path) -> None:
         connection.close()
 
 
+@pytest.mark.slow
 def test_resumed_listeners_end_drain(tmp_path: Path) -> None:
     """If clients can connect again, a failing probe would keep the traffic away forever."""
     with BrokerProcess(tmp_path / "data") as broker:

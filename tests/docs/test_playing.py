@@ -19,6 +19,7 @@ def fence(language: str, text: str, mark: str = "") -> str:
     return (f"<!-- {mark} -->\n" if mark else "") + f"```{language}\n{text}\n```\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from sources import nodes
+
 _SECTION: Final = re.compile(r"(?:Attributes|Args):$")
 _ENTRY: Final = re.compile(r"    `?(\w+(?:, \w+)*)`?: ")
 
@@ -22,12 +24,12 @@ def unknown_entries(trees: Mapping[str, ast.Module]) -> Iterator[str]:
     members: dict[str, set[str]] = {}
     bases: dict[str, list[str]] = {}
     for tree in trees.values():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.ClassDef):
                 members.setdefault(node.name, set()).update(_members(node))
                 bases.setdefault(node.name, []).extend(ast.unparse(base).rpartition(".")[2] for base in node.bases)
     for module, tree in trees.items():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.ClassDef):
                 known = _inherited(node.name, members, bases)
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from sources import nodes
+
 OPAQUE: Final = frozenset(
     {
         "adrift",
@@ -187,7 +189,7 @@ def opaque_names(trees: Mapping[str, ast.Module]) -> Iterator[str]:
     for module, tree in trees.items():
         if opaque(module.rpartition(".")[2]):
             yield module
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.ClassDef) and opaque(node.name):
                 yield f"{module}:{node.name}"
 
@@ -196,7 +198,7 @@ def shared_names(trees: Mapping[str, ast.Module]) -> dict[str, list[str]]:
     """Return the public classes that have the same name: the name, and the modules that define it."""
     found: dict[str, list[str]] = {}
     for module, tree in trees.items():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(module)
     return {name: modules for name, modules in sorted(found.items()) if len(modules) > 1}

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from prose import forbidden_words, long_sentences
-from sources import ROOT, package_of, sources
+from sources import ROOT, nodes, package_of, parse, sources
 
 FIRST_WORDS: Final = frozenset({"what", "who", "whether", "of", "it", "those", "where", "that", "they"})
 """A docstring that begins so has no subject yet."""
@@ -38,7 +38,7 @@ class Text(NamedTuple):
 
 def texts(source: str) -> Iterator[Text]:
     """Yield the docstrings of modules, classes, functions and assigned names, then the comments."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(parse(source)):
         if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
             continue
         if isinstance(node.value.value, str):
@@ -49,6 +49,8 @@ def texts(source: str) -> Iterator[Text]:
 def _comments(source: str) -> Iterator[Text]:
     """Yield comments. Lines of comment below each other, without code, are one."""
     begin, lines, last = 0, list[str](), 0
+    if "#" not in source:
+        return
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT or _DIRECTIVE.match(token.string):
             continue

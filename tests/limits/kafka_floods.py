@@ -23,7 +23,7 @@ from google_crc32c import value as crc32c
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python loads its definitions with `read_text`
-    from amqpd.kafka_server.messages import api_types
+    from amqpd.kafka_server.messages import Definition, api_types
     from amqpd.kafka_server.server import every_api
 
 from amqpd.kafka_server.request_reader import BodyWriter
@@ -117,6 +117,8 @@ def defined_floods() -> Iterator[Flood]:
             kind = api_types(api.name)[0]
         except LookupError:
             continue
+        if isinstance(kind, Definition):
+            continue  # see `group_floods`
         version = api.last
         for path in _paths(kind, version):
             for count in COUNTS:

@@ -112,14 +112,15 @@ def test_we_decode_the_encoding_of_pamqp(kind, data):
 
 
 def test_every_method_of_pamqp_exists_under_its_name():
-    numbers = set(methods._COMMANDS)
-    assert len(numbers) == len(COMMANDS)
-    assert set(methods._COMMANDS.values()) == set(COMMANDS)
+    assert len(methods._METHODS) == len(COMMANDS)
     for number, method in pamqp.commands.INDEX_MAPPING.items():
         name = method_name(number)
         assert name.replace(".", "").replace("-", "") == method.name.replace(".", "").lower()
         assert getattr(methods, name.upper().replace(".", "_").replace("-", "_")) == number
-    assert numbers - set(pamqp.commands.INDEX_MAPPING) == {methods.ACCESS_REQUEST, methods.ACCESS_REQUEST_OK}
+    assert set(methods._METHODS) - set(pamqp.commands.INDEX_MAPPING) == {
+        methods.ACCESS_REQUEST,
+        methods.ACCESS_REQUEST_OK,
+    }
     assert method_name(60 << 16 | 99) == "60.99"
 
 
@@ -244,11 +245,9 @@ def sample(kind):
 def test_truncated_and_too_long_methods_are_rejected(kind):
     payload = encode(sample(kind))
     assert decode(payload) == sample(kind)
-    number = int.from_bytes(payload[:4], "big")
     for wrong in [payload[:size] for size in range(4, len(payload))] + [payload + b"\x00"]:
         with pytest.raises(MethodSyntaxError) as caught:
             decode(wrong)
-        assert (caught.value.class_id, caught.value.method_id) == (number >> 16, number & 0xFFFF)
         octets = list(wrong[4:])
         if len(octets) <= 32:
             assert caught.value.text == f"cannot decode <<{','.join(map(str, octets))}>>"
@@ -266,18 +265,16 @@ def test_texts_for_methods_that_cannot_be_decoded():
     assert len(whole) < REPLY_TEXT_SIZE_BYTES_MAX
 
 
-@pytest.mark.parametrize("payload", [b"", b"\x00", b"\x00\x3c\x00"])
+@pytest.mark.parametrize("payload", [b"", b"\x00", b"\x00\x3c\x00", b"\x5a\x00\x0a"])
 def test_a_payload_without_method_id_is_rejected(payload):
-    with pytest.raises(MethodSyntaxError) as caught:
+    with pytest.raises(MethodSyntaxError, match="no class and method id"):
         decode(payload)
-    assert (caught.value.class_id, caught.value.method_id) == (0, 0)
 
 
 @pytest.mark.parametrize("number", [0, 50 << 16 | 99, 999 << 16 | 1, 10 << 16 | 99, 0xFFFFFFFF])
 def test_unknown_methods_are_rejected(number):
-    with pytest.raises(UnknownMethod) as caught:
+    with pytest.raises(UnknownMethod, match=f"unknown method {number >> 16}.{number & 0xFFFF}"):
         decode(number.to_bytes(4, "big") + b"rest")
-    assert (caught.value.class_id, caught.value.method_id) == (number >> 16, number & 0xFFFF)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +305,7 @@ def test_arguments_nested_too_deep_are_rejected():
         decode(b"\x00\x32\x00\x0a\x00\x00\x01q\x00" + table)
 
 
-@given(st.sampled_from(sorted(methods._COMMANDS)), st.binary(max_size=60))
+@given(st.sampled_from(sorted(methods._METHODS)), st.binary(max_size=60))
 def test_any_arguments_are_decoded_or_rejected(number, arguments):
     try:
         command = decode(number.to_bytes(4, "big") + arguments)

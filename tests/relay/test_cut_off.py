@@ -104,6 +104,7 @@ def test_pika_connects_to_next_node(cut_off: Rig) -> None:
     connection.close()
 
 
+@pytest.mark.slow
 def test_kombu_connects_to_next_node(cut_off: Rig) -> None:
     urls = ";".join(cut_off.url(name, "v") for name in "ab")
     with kombu.Connection(urls) as connection:

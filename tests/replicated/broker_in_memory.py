@@ -19,8 +19,7 @@ from amqpd.broker.publish.republisher import Republisher
 from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.log_opener import FailedQueueRetry, LogOpener
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.services import MemoryWindows
-from amqpd.broker.queue_services import BrokerQueueServices
+from amqpd.broker.queue.services import MemoryWindows, QueueServices
 from amqpd.broker.vhost.vhost import VHost, VhostServices
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan_properties
 from amqpd.storage.metadata.rows import VhostRow
@@ -52,7 +51,7 @@ class Owner(Slot):
         self.republisher = Republisher(self.broker_turn, timers, self._soon.append)
         dead_letters = DeadLetterPublisher(self.republisher, vhosts)
         delays = DelayScheduler(self.storage, self.broker_turn, timers, self.republisher, vhosts, self._soon.append)
-        host = BrokerQueueServices(
+        host = QueueServices(
             *("/", "v", self.broker_turn, timers, MemoryWindows(), self.storage, LogOpener(self._soon.append)),
             *(FailedQueueRetry(self._call_later), dead_letters, catalogue.stored_offsets, lambda _: None, delays),
         )

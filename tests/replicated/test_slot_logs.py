@@ -440,3 +440,57 @@ async def _run_steps(steps: list[Step]) -> None:
                     assert slot.log.delivery_count(offset) == returned[offset]
             acked = {offset for offset in acked if offset in sent and offset not in found}
             safely_acked = set(acked)
+
+
+class OneLogSlice:
+    """A slice of the loop that ends after one log."""
+
+    def __init__(self) -> None:
+        self._checks = 0
+
+    @property
+    def is_over(self) -> bool:
+        self._checks += 1
+        return self._checks > 1
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["written by the pass", "waits in the pass"])
+async def test_transaction_during_a_pass_is_answered(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """The pass has the acks already, so no later change starts another pass."""
+    slot = await Slot(FakeKafka(), 2).open()
+    for each in (0, 1):
+        slot.append(b"a", number=each)
+    slot.sync()
+    monkeypatch.setattr("amqpd.cluster.slot_logs.LoopSlice", OneLogSlice)
+    monkeypatch.setattr("amqpd.cluster.slot_logs.TELL_PAUSE_S", 0.0)
+    for log in slot.queues:
+        log.ack(1, 1)
+        log.collect_acks()
+    assert slot.logs._pass_timer is not None
+    slot.logs._pass_timer.cancel()
+    slot.logs._run_pass()
+    assert list(slot.logs._pass_logs) == slot.queues[1:]
+    answers: list[bool] = []
+    slot.queues[number].when_acks_safe(answers.append)
+    for _ in range(50):
+        await asyncio.sleep(0)
+        slot.producer.store_all()
+    assert answers == [True]
+
+
+async def test_transaction_of_a_log_that_kafka_refuses_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its acks wait for a message that Kafka does not take."""
+    slot = await Slot(FakeKafka()).open()
+    monkeypatch.setattr("amqpd.cluster.slot_logs.TELL_PAUSE_S", 0.0)
+    (offset,) = slot.append(b"a")
+    slot.end_turn()
+    slot.log.ack(offset, 1)
+    answers: list[bool] = []
+    slot.log.when_acks_safe(answers.append)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert answers == []
+    slot.producer.refuse(slot.partitions[0], 29, "no permission")
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert answers == [False]
