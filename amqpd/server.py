@@ -453,7 +453,7 @@ def _kafka_front_end(settings: Settings, broker: Broker, connections: Connection
         if not (error.name or "").startswith("kafka"):
             raise
         raise OSError(f"kafka.port needs {KAFKA_PYTHON}: pip install '{KAFKA_PYTHON}'") from None
-    return KafkaFrontEnd(broker, connections.unopened)
+    return KafkaFrontEnd(broker, connections.unopened, connections.malloc_trimmer)
 
 
 def _make_parsers() -> None:

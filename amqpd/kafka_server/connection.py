@@ -294,6 +294,7 @@ class KafkaClientConnection(asyncio.Protocol):
         timers.arm(self._silence_timer, self._read_at_ms + IDLE_MS)
         self.server.connections.add(self)
         self.server.unopened.add(self)
+        self.server.malloc_trimmer.on_opened()
 
     def peer_certificate(self) -> dict[str, Any]:
         """Return the verified client certificate in the form of the ssl module, or an empty dict."""
@@ -319,6 +320,7 @@ class KafkaClientConnection(asyncio.Protocol):
         self._transport = None
         self.server.unopened.remove(self)
         self._end()
+        self.server.malloc_trimmer.on_closed(self.received_bytes + self.sent_bytes)
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -649,11 +651,13 @@ class KafkaClientConnection(asyncio.Protocol):
         self.closed = True
         if self._login_timer is not None:
             self._login_timer.cancel()
+            self._login_timer = None
         self._calls.clear()
         self._buffer.clear()
         broker = self.server.broker
-        broker.timers.cancel(self._silence_timer)
-        broker.timers.cancel(self._throttle_timer)
+        broker.timers.discard(self._silence_timer)
+        broker.timers.discard(self._throttle_timer)
+        self.when_unblocked = None
         if self._reported_bytes:
             self._reported_bytes = 0
             broker.unfinished_bodies.update(self, 0, 0)

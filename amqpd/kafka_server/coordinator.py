@@ -19,7 +19,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from amqpd.broker.flow.timers import CallTimer
+from amqpd.broker.flow.timers import CallTimer, Timer
 from amqpd.kafka_server import consumer_group_requests, errors, group_admin, group_offsets, topics
 from amqpd.kafka_server.committed_offsets import CommittedOffset, CommittedOffsets, NewOffset, OffsetKey
 from amqpd.kafka_server.compacted_log import LogHost
@@ -57,19 +57,23 @@ TRANSACTION_KEY: Final = 1
 G = TypeVar("G", ConsumerGroup, ConsumerProtocolGroup)
 
 
-class GroupEntry:
-    """A group with its timer.
+class GroupEntry(Timer):
+    """A group. The timer is that of what is due next in it.
 
     Attributes:
         size_bytes, is_used: as counted in the coordinator's totals.
     """
 
     def __init__(self, vhost_id: str, group: ConsumerGroup, on_time: Callable[[GroupEntry], None]) -> None:
+        super().__init__()
         self.vhost_id = vhost_id
         self.group: ConsumerGroup | ConsumerProtocolGroup = group
         self.size_bytes = 0
         self.is_used = False
-        self.timer = CallTimer(partial(on_time, self))
+        self._on_time = on_time
+
+    def fire(self) -> None:
+        self._on_time(self)
 
     def group_of(self, kind: type[G], now_ms: int) -> G | None:
         """Return the group as one of this protocol; None if it has members of the other one."""
@@ -130,7 +134,7 @@ class GroupCoordinator:
         timers.cancel(self._sweep_timer)
         for entries in self._entries.values():
             for entry in entries.values():
-                timers.cancel(entry.timer)
+                timers.cancel(entry)
 
     def vhost_deleted(self) -> None:
         """Remove the groups of a deleted vhost, and its offsets and transactional ids soon."""
@@ -139,7 +143,7 @@ class GroupCoordinator:
             for entry in self._entries.pop(vhost_id).values():
                 entry.group.kill()
                 self._size_bytes -= entry.size_bytes
-                self.broker.timers.cancel(entry.timer)
+                self.broker.timers.cancel(entry)
         if self.offsets.is_loaded:
             self._sweep_now()
 
@@ -211,13 +215,13 @@ class GroupCoordinator:
             entry.is_used = not entry.is_used
             self._used[entry.vhost_id] += 1 if entry.is_used else -1
         if group.is_unused:
-            self.broker.timers.cancel(entry.timer)
+            self.broker.timers.cancel(entry)
             if not self.offsets.of_group(entry.vhost_id, group.name):
                 del entries[group.name]
                 if not entries:
                     del self._entries[entry.vhost_id]
             return
-        self.broker.timers.arm_sooner(entry.timer, group.due_ms)
+        self.broker.timers.arm_sooner(entry, group.due_ms)
 
     def delete(self, entry: GroupEntry, done: Callable[[bool], None]) -> None:
         """Delete a group without members, and its offsets.

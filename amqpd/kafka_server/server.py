@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from amqpd.broker.listeners import ListedConnection
     from amqpd.config import Settings
     from amqpd.config.schema import KafkaSettings
+    from amqpd.connection.malloc_trim import MallocTrimmer
     from amqpd.connection.unauthenticated import UnauthenticatedSockets
 
 
@@ -89,6 +90,7 @@ class KafkaServer(BrokerListener):
         apis: by API key.
         api_versions_bodies: of the responses of ApiVersions, by version.
         unopened: limit on sockets that have not logged in, shared with AMQP.
+        malloc_trimmer: returns memory after connections have closed, shared with AMQP.
         coordinator: the consumer groups of all vhosts.
         fetches: the Fetch requests that wait for records.
         pace: the time that requests take in a turn of the event loop.
@@ -99,9 +101,10 @@ class KafkaServer(BrokerListener):
         share_sessions, share_groups, share_states, share_streams: of the share groups of all vhosts.
     """
 
-    def __init__(self, broker: Broker, unopened: UnauthenticatedSockets) -> None:
+    def __init__(self, broker: Broker, unopened: UnauthenticatedSockets, malloc_trimmer: MallocTrimmer) -> None:
         self.broker = broker
         self.unopened = unopened
+        self.malloc_trimmer = malloc_trimmer
         self.settings: KafkaSettings = broker.settings.kafka
         self.connections: set[KafkaClientConnection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -209,9 +212,9 @@ class KafkaServer(BrokerListener):
 class KafkaFrontEnd(TcpFrontEnd):
     """The Kafka front end: `kafka` on `kafka.port`, and `kafkas` on `kafka.tls.port`."""
 
-    def __init__(self, broker: Broker, unopened: UnauthenticatedSockets) -> None:
+    def __init__(self, broker: Broker, unopened: UnauthenticatedSockets, malloc_trimmer: MallocTrimmer) -> None:
         super().__init__(broker, "kafka")
-        self.server = KafkaServer(broker, unopened)
+        self.server = KafkaServer(broker, unopened, malloc_trimmer)
 
     def section(self, settings: Settings) -> KafkaSettings:
         return settings.kafka

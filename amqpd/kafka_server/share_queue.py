@@ -250,7 +250,7 @@ class ShareQueueConsumer(Consumer, ShareSource):
 
     def close(self) -> None:
         self._credit = None
-        self._timers.cancel(self._timer)
+        self._timers.discard(self._timer)
         if not self.cancelled:
             consume.stop_consumer(self._session, self._source, self)
         locks, self._locks = self._locks, {}

@@ -36,7 +36,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from amqpd.broker import consume
-from amqpd.broker.flow.timers import CallTimer
+from amqpd.broker.flow.timers import CallTimer, Timer
 from amqpd.broker.vhost.limit_set import CONSUMER_BYTE_RATE
 from amqpd.errors import AccessRefused
 from amqpd.kafka_server import errors, topics
@@ -275,11 +275,12 @@ class _Acknowledgements:
 
     Attributes:
         answers: one for each partition that the request acknowledges.
+        done: called when all have their results.
     """
 
     def __init__(self, done: Callable[[], None]) -> None:
         self.answers: dict[tuple[UUID, int], SharePartitionAnswer] = {}
-        self._done = done
+        self.done = done
         self._open_count = 1
 
     def begin(self, session: ShareSession, request: ShareRequest) -> Steps[None]:
@@ -309,17 +310,18 @@ class _Acknowledgements:
     def _end_one(self) -> None:
         self._open_count -= 1
         if self._open_count == 0:
-            self._done()
+            self.done()
 
     @property
     def are_done(self) -> bool:
         return self._open_count == 0
 
 
-class _ShareFetch:
-    """A ShareFetch request until its answer."""
+class _ShareFetch(Timer):
+    """A ShareFetch request until its answer. The timer is that of `max_wait_ms`."""
 
     def __init__(self, sessions: ShareSessions, call: Call, session: ShareSession, request: ShareRequest) -> None:
+        super().__init__()
         self._sessions = sessions
         self._call = call
         self._session = session
@@ -333,7 +335,6 @@ class _ShareFetch:
         self._min_bytes = request.min_bytes
         self._is_due = not may_acquire or request.max_wait_ms <= 0
         self._is_done = self._is_waking = self._has_begun = False
-        self._timer = CallTimer(self.answer_soon)
         self._request = request
         self._may_acquire = may_acquire
         session.fetch = self
@@ -349,7 +350,7 @@ class _ShareFetch:
         broker = sessions.broker
         if not self._is_due:
             wait_ms = min(request.max_wait_ms, WAIT_MS_MAX)
-            broker.timers.arm(self._timer, broker.timers.now_ms() + wait_ms)
+            broker.timers.arm(self, broker.timers.now_ms() + wait_ms)
         session.rotate()
         if self._may_acquire:
             for partition in list(session.partitions.values()):
@@ -396,6 +397,9 @@ class _ShareFetch:
         if not self._is_waking and not self._is_done:
             self._is_waking = True
             self._sessions.broker.turn.flush_later(self)
+
+    def fire(self) -> None:
+        self.answer_soon()
 
     def answer_soon(self) -> None:
         """Answer at the end of the turn, also without records."""
@@ -451,10 +455,16 @@ class _ShareFetch:
     def _end(self) -> None:
         self._is_done = True
         self._session.fetch = None
-        self._sessions.broker.timers.cancel(self._timer)
+        self._sessions.broker.timers.cancel(self)
         for each in self._session.partitions.values():
             if each.source is not None:
                 each.source.allow(None)
+        # The two have a method of this object: they and it would keep each other, with the request and the connection.
+        self._credit.wake = self._acks.done = _do_nothing
+
+
+def _do_nothing() -> None:
+    """An answered request need not wake."""
 
 
 # -- requests

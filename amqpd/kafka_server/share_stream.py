@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from amqpd.broker.flow.timers import CallTimer
+from amqpd.broker.flow.timers import Timer
 from amqpd.kafka_server import errors
 from amqpd.kafka_server.committed_offsets import OffsetKey
 from amqpd.kafka_server.share_queue import FetchCredit, ShareSource
@@ -161,10 +161,11 @@ class ShareStreamSource(ShareSource):
         self.stream.remove(self)
 
 
-class ShareStream:
-    """A stream in a share group, while members use it."""
+class ShareStream(Timer):
+    """A stream in a share group, while members use it. The timer is that of the locks."""
 
     def __init__(self, streams: ShareStreams, key: OffsetKey, vhost: VHost, queue: Queue) -> None:
+        super().__init__()
         assert queue.store is not None  # the caller has opened it
         self.key = key
         self.queue = queue
@@ -173,7 +174,6 @@ class ShareStream:
         self._store: QueueLog = queue.store
         self._stream_id = bytes.fromhex(queue.id)
         self._sources: dict[str, ShareStreamSource] = {}
-        self._timer = CallTimer(self._on_time)
         self._cursor: Cursor | None = None
         self._is_reading = self._is_watching = self._is_serving = False
         self._writes = 0
@@ -245,7 +245,7 @@ class ShareStream:
 
     def stop(self) -> None:
         """Release the timer, the cursor and the wait for the log."""
-        self._timers.cancel(self._timer)
+        self._timers.cancel(self)
         self._end_watch()
         if self._cursor is not None:
             self._cursor.close()
@@ -336,7 +336,7 @@ class ShareStream:
             if not acquired:
                 break
             source.add(batch, header.base_offset, acquired)
-            self._timers.arm_sooner(self._timer, due_ms)
+            self._timers.arm_sooner(self, due_ms)
             if credit.is_used_up():
                 return False
         if found.parts:
@@ -383,14 +383,14 @@ class ShareStream:
             self._write(self.state, _ignore)
             self.serve()
 
-    def _on_time(self) -> None:
+    def fire(self) -> None:
         if self.state is None:
             return
         if self.state.expire(self._timers.now_ms()):
             self._changed()
         due_ms = self.state.next_due_ms()
         if due_ms >= 0:
-            self._timers.arm(self._timer, due_ms)
+            self._timers.arm(self, due_ms)
 
 
 def _ignore(_safe: bool) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from librt.strings import BytesWriter
 
-from amqpd.broker.flow.timers import CallTimer
+from amqpd.broker.flow.timers import Timer
 from amqpd.kafka_server import errors, topics, transactions
 from amqpd.kafka_server.compacted_log import LogHost
 from amqpd.kafka_server.pace import Pace
@@ -62,8 +62,8 @@ MARKERS_PER_TURN: Final = 50
 Change = Callable[[TransactionMetadata | None], TransactionMetadata | int]
 
 
-class TransactionEntry:
-    """A transactional id.
+class TransactionEntry(Timer):
+    """A transactional id. The timer is that of the transaction's time-out, or of another try to write.
 
     Attributes:
         current: None until its first state is synced.
@@ -73,12 +73,16 @@ class TransactionEntry:
     """
 
     def __init__(self, key: TransactionKey, on_time: Callable[[TransactionEntry], None]) -> None:
+        super().__init__()
         self.key = key
         self.current: TransactionMetadata | None = None
         self.next: TransactionMetadata | None = None
         self.begun_ms = 0
         self.waiting: list[Callable[[int], None]] = []
-        self.timer = CallTimer(partial(on_time, self))
+        self._on_time = on_time
+
+    def fire(self) -> None:
+        self._on_time(self)
 
 
 class TransactionCoordinator:
@@ -113,7 +117,7 @@ class TransactionCoordinator:
         self._is_stopped = True
         self._log.stop()
         for entry in self._all():
-            self.broker.timers.cancel(entry.timer)
+            self.broker.timers.cancel(entry)
 
     def on_loaded(self) -> None:
         """Begin, once this log and that of the offsets are read."""
@@ -247,14 +251,14 @@ class TransactionCoordinator:
     def _continue(self, entry: TransactionEntry) -> None:
         """Complete a transaction that is decided, and arm the timer of an ongoing one."""
         timers = self.broker.timers
-        timers.cancel(entry.timer)
+        timers.cancel(entry)
         current = entry.current
         if current is None or self._is_stopped:
             return
         if current.state.is_prepared:
             _Completion(self, entry, current).run()
         elif current.state is TransactionState.ONGOING:
-            timers.arm(entry.timer, entry.begun_ms + current.timeout_ms)
+            timers.arm(entry, entry.begun_ms + current.timeout_ms)
 
     def _on_time(self, entry: TransactionEntry) -> None:
         """Abort a transaction whose time is over, or try again to complete it."""
@@ -279,7 +283,7 @@ class TransactionCoordinator:
         """Call `_on_time` soon: a marker or a state could not be written."""
         timers = self.broker.timers
         if not self._is_stopped:
-            timers.arm(entry.timer, timers.now_ms() + RETRY_MS)
+            timers.arm(entry, timers.now_ms() + RETRY_MS)
 
     def completed(self, entry: TransactionEntry) -> None:
         """End a decided transaction: its markers are synced."""
@@ -309,7 +313,7 @@ class TransactionCoordinator:
     def _remove(self, gone: list[TransactionEntry]) -> None:
         """Remove ids. A producer that still uses one of them gets 49, INVALID_PRODUCER_ID_MAPPING."""
         for entry in gone:
-            self.broker.timers.cancel(entry.timer)
+            self.broker.timers.cancel(entry)
             self._set(entry, None)
             self._forget(entry)
         if gone:

@@ -1,86 +1,31 @@
 """A closed connection is freed by reference counting alone.
 
-After `gc.freeze` at the start the garbage collector practically never runs, so one reference cycle keeps a connection's
-buffers forever. Here the collector is off: after any end of a connection no object that serves it may be left. The
-objects are counted in the collector's own lists, because compiled classes take no weak references.
+The collector is off here: after any end of a connection no object that serves it may be left.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import socket
-import ssl
 import struct
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pamqp.commands as spec
 import pamqp.frame
 import pytest
 import trustme
-import uvloop
-
-from amqpd.config import load
-from amqpd.server import Server
+from freed_objects import WITHIN_S, EmbeddedServer, check_nothing_is_left, count_live_objects
 
 HEADER = b"AMQP\x00\x00\x09\x01"
 PERSISTENT = b"\x10\x00\x02"
 TRANSIENT = b"\x00\x00"
-WITHIN_S = 60.0
 # Modules all of whose objects belong to a connection; below, classes of other modules that a connection owns alone.
 MODULES = ("amqpd.connection.", "amqpd.channel.", "amqpd.protocol.", "amqpd.management.server", "uvloop.loop.SSL")
 OWNED_CLASSES = {"TCPTransport", "MessageTtl", "Lease", "SSLObject", "RequestHandler"}
-
-
-class EmbeddedServer:
-    """A server in a thread of this process."""
-
-    def __init__(self, data: Path, authority: trustme.CA) -> None:
-        certificate = authority.issue_cert("localhost", "127.0.0.1")
-        certificate.private_key_pem.write_to_path(data / "key.pem")
-        for blob in certificate.cert_chain_pems:
-            blob.write_to_path(data / "certificate.pem", append=True)
-        options = {
-            "amqp.host": "127.0.0.1",
-            "amqp.port": 0,
-            "http.port": 0,
-            "amqp.tls.port": 0,
-            "amqp.tls.certificate": data / "certificate.pem",
-            "amqp.tls.key": data / "key.pem",
-            "data_dir": data / "data",
-        }
-        arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-        self.settings = load(arguments, {}).settings
-        self.trust = ssl.create_default_context()
-        authority.configure_trust(self.trust)
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: uvloop.run(self._serve()))
-        self._thread.start()
-        assert self._ready.wait(60), "the server did not start"
-
-    async def _serve(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.server = Server(self.settings, self.loop)
-        self.server.load()
-        await self.server.listen()
-        self._ready.set()
-        await self.server.stopped.wait()
-
-    def call(self, function: Callable[[], object]) -> None:
-        """Run the function on the loop and wait for it."""
-        done = threading.Event()
-        self.loop.call_soon_threadsafe(lambda: (function(), done.set()))
-        assert done.wait(WITHIN_S)
-
-    def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.server.stop)
-        self._thread.join(60)
 
 
 class Client:
@@ -390,39 +335,29 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-def count_live_objects() -> Counter[str]:
-    """Count the live objects that connections consist of, by class, from the collector's lists; collects nothing."""
-    found: Counter[str] = Counter()
-    for each in gc.get_objects():
-        kind = type(each)
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        if name.startswith(MODULES) or kind.__name__ in OWNED_CLASSES:
-            found[name] += 1
-    return found
+def count_connection_objects() -> Counter[str]:
+    return count_live_objects(MODULES, OWNED_CLASSES)
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
 def test_closed_connection_leaves_no_objects(
     embedded: EmbeddedServer, no_collector: None, end: Callable[[EmbeddedServer], None]
 ) -> None:
-    before = count_live_objects()
+    before = count_connection_objects()
     for _ in range(3):
         end(embedded)
-    deadline = time.monotonic() + WITHIN_S
-    while left := +(count_live_objects() - before):
-        assert time.monotonic() < deadline, f"left after the sockets closed:{dict(left)}"
-        time.sleep(0.05)
+    check_nothing_is_left(count_connection_objects, before)
 
 
 def test_open_connection_is_counted(embedded: EmbeddedServer, no_collector: None) -> None:
     """So it would find objects that are left, compiled or not."""
-    before = count_live_objects()
+    before = count_connection_objects()
     client = Client(embedded).open()
     client.say(spec.Queue.Declare(exclusive=True, arguments={"x-message-ttl": 60_000}))
     client.wait("Queue.DeclareOk")
     client.say(spec.Basic.Consume())
     client.wait("Basic.ConsumeOk")
-    names = {name.rpartition(".")[2] for name in count_live_objects() - before}
+    names = {name.rpartition(".")[2] for name in count_connection_objects() - before}
     expected = {"Transport", "ChannelZero", "Connection", "FrameParser", "Channel", "ChannelConsumer", "MessageTtl"}
     assert names >= expected
     client.close()

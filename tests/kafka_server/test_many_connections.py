@@ -170,7 +170,11 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 def import_all(broker: BrokerProcess) -> None:
-    """Have the broker build the parser of selectors now, and not when it is idle, because it takes memory."""
+    """Have the broker start the HTTP server and build the parser of selectors now, not when it is idle.
+
+    Together they take 17 MB, which no connection has caused.
+    """
+    assert broker.api("GET", "/api/whoami")
     with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
         channel = connection.channel()
         name = f"selected-{uuid.uuid4().hex}"
@@ -219,7 +223,7 @@ async def storm(broker: BrokerProcess, count: int, rounds: int) -> None:
             memory.append(resident_bytes(broker))
         await asyncio.to_thread(publisher.goes_on)
     print(f"\n{rounds} storms of {count}: {[each >> 20 for each in memory]} MiB; {publisher.report()}")
-    assert memory[-1] - memory[0] <= max(16 << 20, count * 1024), memory
+    assert memory[-1] - memory[0] <= 8 << 20, memory
 
 
 def _fill(address: str) -> str:

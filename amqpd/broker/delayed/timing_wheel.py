@@ -541,6 +541,7 @@ class TimingWheel(DelayHook):
         self._unopened.clear()
         self._slots.clear()
         self.disarm()
+        self.scheduler.timers.discard(self._wake)
         return stores
 
     # -- inspection -----------------------------------------------------------------------------------------------

@@ -54,6 +54,14 @@ class CallTimer(Timer):
     def fire(self) -> None:
         self._call()
 
+    def release(self) -> None:
+        """Release the function. Called by `Timers.discard`."""
+        self._call = _do_nothing
+
+
+def _do_nothing() -> None:
+    """A discarded timer has nothing to do."""
+
 
 @final
 class Timers:
@@ -145,6 +153,14 @@ class Timers:
             if bucket is not None:
                 bucket.pop(timer, None)
             timer.tick = -1
+
+    def discard(self, timer: CallTimer) -> None:
+        """Cancel the timer for good, and release its function.
+
+        Call it at the end of an object that has a timer for one of its methods: otherwise the two keep each other.
+        """
+        self.cancel(timer)
+        timer.release()
 
     def armed_count(self) -> int:
         return sum([len(bucket) for bucket in self._buckets.values()])

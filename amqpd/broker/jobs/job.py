@@ -293,7 +293,7 @@ class QueueJob(RepublishSource):
         elif self.state != FAILED:
             self.state = DONE
             self.reason = ""
-        self._republisher.timers.cancel(self._retry_timer)
+        self._republisher.timers.discard(self._retry_timer)
         self._search = None  # release it for owners that remember the job
         self._full_target = None
         self.ended_ms = self._republisher.timers.wall_ms()
