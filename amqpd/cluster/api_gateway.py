@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 
     from amqpd.broker.broker import Broker
     from amqpd.cluster.peer_link import PeerConnector
-    from amqpd.cluster.view import View
+    from amqpd.cluster.view import ClusterView
     from amqpd.management.request import ClusterControl, Handler
     from amqpd.management.router import ApiRoute
 
@@ -219,7 +219,7 @@ class ApiGateway(ClusterApi):
     """
 
     def __init__(
-        self, broker: Broker, view: View, connector: PeerConnector, control: ClusterControl | None = None
+        self, broker: Broker, view: ClusterView, connector: PeerConnector, control: ClusterControl | None = None
     ) -> None:
         self.control = control
         self.name = view.node_name

@@ -41,9 +41,8 @@ from amqpd.cluster.row_codec import WISH, PutAnnotation, SlotChange
 from amqpd.cluster.slots import Slots
 from amqpd.cluster.state import ClusterState
 from amqpd.cluster.storage import ClusterStorage
-from amqpd.cluster.view import NodeState, View
+from amqpd.cluster.view import ClusterView
 from amqpd.kafka.admin import PATIENCE_S, ClusterOptions, TopicAdmin, UnsafeTopic, cluster_options
-from amqpd.kafka.config import split_address
 from amqpd.kafka.connection import KafkaDisconnected, KafkaIncompatible
 from amqpd.kafka.consumer import KafkaReader
 from amqpd.kafka.group import Assignor, GroupMembership, Member, Peer
@@ -123,51 +122,6 @@ REFUSED_AGAIN_S: Final = 1.0
 """Margin after the session time-out. By then the group has removed a dead member."""
 SERVED_S: Final = 15.0
 """Maximum time for which a client that declares a vhost waits until a node serves it."""
-
-
-class ClusterView(View):
-    """The cluster as the proxy and the HTTP API see it."""
-
-    def __init__(self, me: str, state: ClusterState, assignor: Assignor, serves: Callable[[int], bool]) -> None:
-        super().__init__()
-        self.node_name = me
-        self._state = state
-        self._assignor = assignor
-        self._serves = serves
-        state.on_vhost.append(lambda _: self.notify_listeners())
-        state.on_owner.append(lambda _: self.notify_listeners())
-
-    def knows(self, vhost: str) -> bool:
-        row = self._state.vhost(vhost)
-        return row is not None and row.state != "deleting"
-
-    def vhosts(self) -> list[str]:
-        return [row.name for row in self._state.vhosts() if row.state != "deleting"]
-
-    def owner_of(self, vhost: str) -> NodeState | None:
-        slot = self._state.slot_of(vhost)
-        return None if slot is None else self.owner_of_slot(slot)
-
-    def owner_of_slot(self, slot: int) -> NodeState | None:
-        """Return the node that announced the slot last.
-
-        Returns: None if that node left the group, or if it is this node and it no longer serves the slot.
-        """
-        owner = self._state.owner_of(slot)
-        if owner is None or (owner.node == self.node_name and not self._serves(slot)):
-            return None
-        if not any(peer.node == owner.node and peer.fingerprint == owner.fingerprint for peer in self._assignor.peers):
-            return None
-        return NodeState(owner.node, *split_address(owner.address), owner.fingerprint)
-
-    def nodes(self) -> list[NodeState]:
-        return [NodeState(peer.node, *split_address(peer.address), peer.fingerprint) for peer in self._assignor.peers]
-
-    def controller(self) -> NodeState | None:
-        return self.owner_of_slot(0)
-
-    def position(self) -> int:
-        return self._state.next_offset
 
 
 class ClusterNode:

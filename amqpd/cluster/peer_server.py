@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
     from amqpd.cluster.peer_link import Preamble
     from amqpd.cluster.row_codec import SlotChange
-    from amqpd.cluster.view import NodeState, View
+    from amqpd.cluster.view import ClusterView, NodeState
     from amqpd.connection.server import AmqpFrontEnd
     from amqpd.management.cluster_gateway import ClusterApi
     from amqpd.management.front_end import AdminFrontEnd
@@ -226,7 +226,7 @@ class PeerStatusMonitor:
     def __init__(
         self,
         connector: PeerConnector,
-        view: View,
+        view: ClusterView,
         state: ClusterState,
         owned: Callable[[], Mapping[int, OwnedSlot]],
         answers: Callable[[], bool],
@@ -355,7 +355,7 @@ class PeerServer(FrontEnd):
         broker: Broker,
         amqp: AmqpFrontEnd,
         admin: AdminFrontEnd,
-        view: View,
+        view: ClusterView,
         secret: bytes,
         listen: tuple[str, int],
         write: Write | None = None,

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from amqpd.auth.internal_backend import User
     from amqpd.broker.broker import Broker
     from amqpd.cluster.peer_link import Preamble, ProxiedClient
-    from amqpd.cluster.view import NodeState, View
+    from amqpd.cluster.view import ClusterView, NodeState
     from amqpd.connection.server import AmqpFrontEnd
 
 
@@ -306,7 +306,7 @@ class ConnectionProxy(VhostRouter):
         view: the owners of vhosts.
     """
 
-    def __init__(self, broker: Broker, view: View, connector: PeerConnector) -> None:
+    def __init__(self, broker: Broker, view: ClusterView, connector: PeerConnector) -> None:
         self.loop = broker.loop
         self._broker = broker
         self._view = view
@@ -627,7 +627,7 @@ class ProxiedTransport(Transport):
 class ProxiedClients:
     """Clients of other nodes on this node. `link` and `amqp` handle connections of the peer port."""
 
-    def __init__(self, broker: Broker, amqp: AmqpFrontEnd, view: View) -> None:
+    def __init__(self, broker: Broker, amqp: AmqpFrontEnd, view: ClusterView) -> None:
         self._broker = broker
         self._amqp = amqp
         self._view = view

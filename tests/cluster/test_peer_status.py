@@ -16,7 +16,7 @@ from amqpd.cluster import peer_link
 from amqpd.cluster.peer_link import NodeCertificate, PeerConnector, PeerListener, accept_peer, identity
 from amqpd.cluster.peer_server import CUT_OFF, Frames, PeerStatusMonitor
 from amqpd.cluster.state import ClusterState, Owner
-from amqpd.cluster.view import NodeState, View
+from amqpd.cluster.view import ClusterView, NodeState
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.requests import ProducerId
 
@@ -24,9 +24,9 @@ SECRET = b"the old pond, a frog jumps in"
 SESSION_S = 6.0
 
 
-class Table(View):
+class Table(ClusterView):
     def __init__(self, me: str, found: list[NodeState]) -> None:
-        super().__init__()
+        self.listeners = []
         self.node_name = me
         self._found = found
 

@@ -31,7 +31,7 @@ from amqpd.broker.vhost.vhosts import declare
 from amqpd.cluster.metadata import NotOwner
 from amqpd.cluster.peer_server import PeerServer
 from amqpd.cluster.row_codec import SlotChange
-from amqpd.cluster.view import NodeState, View
+from amqpd.cluster.view import ClusterView, NodeState
 from amqpd.config import Settings
 from amqpd.connection.server import AmqpFrontEnd
 from amqpd.management.front_end import AdminFrontEnd
@@ -43,11 +43,11 @@ from amqpd.storage.metadata.store import WriteFailed
 LOOK_S = 0.02
 
 
-class Table(View):
+class Table(ClusterView):
     """A cluster view read from the files of a directory."""
 
     def __init__(self, me: str, folder: Path) -> None:
-        super().__init__()
+        self.listeners = []
         self.node_name = me
         self._folder = folder
         self._owners: dict[str, str | None] = {}
