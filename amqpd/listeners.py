@@ -1,4 +1,4 @@
-"""Listening sockets for the addresses in the settings.
+"""Listening sockets for the addresses in the settings, and the unix socket for amqpctl.
 
 An empty host means all interfaces, with one socket per family on the same port: IPv4, and IPv6 only (V6ONLY) if the
 kernel has it. This is also so for port 0, which asks for any free port. So `localhost` reaches the broker however
@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import socket
+import stat
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from amqpd import process
 
+HTTP_BACKLOG: Final = 128
+"""Connections that wait for the HTTP server of the admin API."""
 ANY: Final = "0.0.0.0"
 ANY_IPV6: Final = "::"
 # The kernel finds a port that is free in one family; another program may use it in the other.
@@ -103,6 +108,41 @@ def bound_socket(host: str, port: int, only_ipv6: bool = False) -> socket.socket
             sock.close()
         raise OSError(error.errno, f"cannot listen on {format_host(host)}:{port}: {error.strerror}") from error
     return sock
+
+
+def unix_socket(path: Path) -> socket.socket:
+    """Open a listening socket at `path` with mode 0600. Replace the socket of a crashed broker. Raises: OSError.
+
+    The directory has mode 0700 and is locked by this process, so no other process interferes. It is addressed by its
+    descriptor, because a socket's path has at most 107 bytes.
+    """
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            existing = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
+        except FileNotFoundError:
+            existing = None
+        if existing is not None:
+            if not stat.S_ISSOCK(existing.st_mode):
+                raise OSError(errno.EEXIST, "a file that is not a socket exists there", str(path))
+            os.unlink(path.name, dir_fd=directory)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # Set the umask: that of the process is unknown if the broker is embedded.
+            short_path = f"/proc/self/fd/{directory}/{path.name}"
+            umask = os.umask(0o177)
+            try:
+                sock.bind(short_path)
+            finally:
+                os.umask(umask)
+            sock.listen(HTTP_BACKLOG)
+            sock.setblocking(False)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+    finally:
+        os.close(directory)
 
 
 UNKNOWN_HOST: Final = "unknown"

@@ -35,7 +35,6 @@ from amqpd.broker.vhost.parameters import CLUSTER_ID
 from amqpd.channel.channel import CHANNEL_COUNTERS, channel_counts
 from amqpd.management import kafka_metrics, prometheus
 from amqpd.management.connections import pid
-from amqpd.management.loop_lag import BOUNDS_S as LAG_BOUNDS_S
 from amqpd.management.message_counts import queue_bytes, unacked_bytes
 from amqpd.management.overview import THREADS_MAX
 from amqpd.management.prometheus import CONTENT_TYPE, MetricsWriter, format_labels
@@ -43,6 +42,7 @@ from amqpd.management.request import ApiResponse, Role
 from amqpd.management.router import ApiRoute
 from amqpd.management.stats import (
     IO,
+    LAG_BOUNDS_S,
     NODE_COUNTERS,
     connection_octets,
     queue_lengths,

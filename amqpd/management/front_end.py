@@ -12,8 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from amqpd import tls
-from amqpd.listeners import Listener, bound_socket
-from amqpd.management.unix_socket import NAME, unix_socket
+from amqpd.listeners import Listener, bound_socket, unix_socket
 from amqpd.protocol_server import FrontEnd
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SECTION: Final = "http.tls"
+UNIX_SOCKET: Final = "amqpctl.sock"
 
 
 class AdminFrontEnd(FrontEnd):
@@ -65,7 +65,7 @@ class AdminFrontEnd(FrontEnd):
         if http.tls.port is not None:
             self._tls = tls.server_context(http.tls, SECTION)
             self._tcp_sockets.append((self._bound("https", http.tls.host or http.host, http.tls.port), self._tls))
-        path = settings.data_dir / NAME
+        path = settings.data_dir / UNIX_SOCKET
         self._unix_socket = unix_socket(path)
         self.listeners.append(Listener("unix", str(path), 0))
         metrics = settings.metrics
@@ -127,7 +127,7 @@ class AdminFrontEnd(FrontEnd):
         else:
             self._unwatch()
         if started and self._broker.storage.is_in_place():  # otherwise it may be the socket of another broker
-            (self._broker.settings.data_dir / NAME).unlink(missing_ok=True)
+            (self._broker.settings.data_dir / UNIX_SOCKET).unlink(missing_ok=True)
         if self._admin is not None:
             await self._admin.stop()
         for sock in self._sockets():

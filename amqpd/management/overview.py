@@ -27,12 +27,11 @@ from amqpd.config.rabbitmq_conf import PART_OF_IT
 from amqpd.management.certificates import PROTOCOLS
 from amqpd.management.connections import HELD_BY, may_see, pause_reasons
 from amqpd.management.listing import listing, object_reply, requested_ranges, select_columns
-from amqpd.management.loop_lag import BOUNDS_S as LAG_BOUNDS_S
 from amqpd.management.message_counts import size_fields, unacked_not_ready
 from amqpd.management.request import NO_CONTENT, ApiRequest, ApiResponse, BadRequest, ResourceNotFound, Role, reply
 from amqpd.management.router import ApiRoute
 from amqpd.management.samples import POLICIES, SampleRanges
-from amqpd.management.stats import CHANNEL, CHURN, LENGTHS, NODE, QUEUE, read_proc_numbers, split_stats
+from amqpd.management.stats import CHANNEL, CHURN, LAG_BOUNDS_S, LENGTHS, NODE, QUEUE, read_proc_numbers, split_stats
 from amqpd.management.time_slice import TimeSlice
 from amqpd.routing.registry import exchange_type_names
 from amqpd.storage.fsync_thread import BOUNDS_S

@@ -40,7 +40,7 @@ from amqpd.broker.vhost.policy_table import InvalidPolicy
 from amqpd.broker.vhost.vhosts import ProtectedVhost
 from amqpd.connection import peer_certificate
 from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
-from amqpd.listeners import UNKNOWN_HOST, is_loopback
+from amqpd.listeners import HTTP_BACKLOG, UNKNOWN_HOST, is_loopback
 from amqpd.management.cluster_gateway import (
     SESSION_DIGEST,
     SESSION_PATH,
@@ -76,7 +76,6 @@ from amqpd.management.sessions import FILE, LoginSessions, token_of
 from amqpd.management.stats import Rates
 from amqpd.management.time_slice import free_in_slices
 from amqpd.management.ui import PAGE_HEADER, USER_HEADER, check_header
-from amqpd.management.unix_socket import BACKLOG
 from amqpd.protocol.field_table import CodecError
 from amqpd.storage.metadata.store import MetadataError
 from amqpd.tls import HANDSHAKE_S
@@ -286,7 +285,11 @@ class AdminServer:
         self._runners.append(runner)
         # Not through a site of aiohttp, which cannot limit the time of a TLS handshake.
         server = await asyncio.get_running_loop().create_server(
-            http_server, sock=sock, backlog=BACKLOG, ssl=context, ssl_handshake_timeout=HANDSHAKE_S if context else None
+            http_server,
+            sock=sock,
+            backlog=HTTP_BACKLOG,
+            ssl=context,
+            ssl_handshake_timeout=HANDSHAKE_S if context else None,
         )
         self._servers.append(server)
 

@@ -13,10 +13,10 @@ import pytest
 import uvloop
 from aiohttp import web
 
+from amqpd.listeners import unix_socket
 from amqpd.management import server
 from amqpd.management import server as management_server
 from amqpd.management.server import LimitedHttpServer
-from amqpd.management.unix_socket import unix_socket
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 

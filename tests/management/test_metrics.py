@@ -21,8 +21,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from amqpd.management import prometheus
 from amqpd.management.collectors import DETAILED_GROUPS
-from amqpd.management.loop_lag import BOUNDS_S, LoopLag
 from amqpd.management.prometheus import Family, MetricsWriter, format_labels
+from amqpd.management.stats import LAG_BOUNDS_S, LoopLag
 from amqpd.management.time_slice import TimeSlice
 from amqpd.testing import BrokerProcess
 from interop.compare.metrics import HEARD, LABELS_LESS, LABELS_MORE, MISSING
@@ -112,7 +112,7 @@ class TestLoopLag:
             now[0] = at + late_s
             check(*arguments)
         assert len(calls) == 1
-        counts = dict(zip((*BOUNDS_S, 9.0), lag.counts, strict=True))
+        counts = dict(zip((*LAG_BOUNDS_S, 9.0), lag.counts, strict=True))
         assert {bound for bound, count in counts.items() if count} == {0.001, 0.05, 9.0}
         assert abs(lag.total_s - 5.03) < 1e-9
 
