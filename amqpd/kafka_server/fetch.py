@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID
 
 from amqpd.broker.flow.timers import Timer
-from amqpd.broker.vhost.limit_set import CONSUMER_BYTE_RATE
+from amqpd.broker.vhost.limits import CONSUMER_BYTE_RATE
 from amqpd.kafka_server import errors, topics
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.fetch_wire import (

@@ -50,7 +50,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from amqpd.broker.vhost.limit_set import PRODUCER_BYTE_RATE
+from amqpd.broker.vhost.limits import PRODUCER_BYTE_RATE
 from amqpd.kafka_server import errors, topics
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.messages import RequestHeader

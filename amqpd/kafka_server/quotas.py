@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.auth.internal_backend import NoSuchUser
 from amqpd.broker.events import ACTOR, ORIGIN
-from amqpd.broker.vhost.limit_set import CONSUMER_BYTE_RATE, NO_LIMITS, PRODUCER_BYTE_RATE
+from amqpd.broker.vhost.limits import CONSUMER_BYTE_RATE, NO_LIMITS, PRODUCER_BYTE_RATE
 from amqpd.broker.vhost.pending import wait_done
 from amqpd.kafka_server import errors
 from amqpd.kafka_server.connection import Call, typed_api

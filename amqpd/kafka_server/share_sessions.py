@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Final
 
 from amqpd.broker import consume
 from amqpd.broker.flow.timers import CallTimer, Timer
-from amqpd.broker.vhost.limit_set import CONSUMER_BYTE_RATE
+from amqpd.broker.vhost.limits import CONSUMER_BYTE_RATE
 from amqpd.errors import AccessRefused
 from amqpd.kafka_server import errors, topics
 from amqpd.kafka_server.connection import Api, Call

@@ -32,8 +32,7 @@ from typing import Final
 from amqpd.testing.broker_fixture import BrokerFixture, Vhost
 from amqpd.testing.control import BrokerClock, BrokerFailed, BrokerFaults, NotRunning, NotSupported
 from amqpd.testing.process import BrokerProcess, ReadyLine, parse_ready_line
-from amqpd.testing.recorded_message import RecordedMessage
-from amqpd.testing.recorder import MessageFilter, Recorder
+from amqpd.testing.recorder import MessageFilter, RecordedMessage, Recorder
 from amqpd.testing.thread import BrokerThread, embedded
 
 __all__ = [

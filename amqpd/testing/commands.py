@@ -18,7 +18,7 @@ from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost import vhosts
 from amqpd.broker.vhost.pending import wait_done
 from amqpd.connection.registry import ConnectionRegistry
-from amqpd.testing.recorded_message import RecordedMessage
+from amqpd.testing.recorder import RecordedMessage
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker

@@ -19,7 +19,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka_socket import KafkaSocket, address_of, audit_records, until
 from share_client import ShareMember
 
-from amqpd.broker.vhost.limit_set import CONSUMER_BYTE_RATE, NO_LIMITS, PRODUCER_BYTE_RATE, Limits
+from amqpd.broker.vhost.limits import CONSUMER_BYTE_RATE, NO_LIMITS, PRODUCER_BYTE_RATE, Limits
 from amqpd.kafka_server.quotas import BURST_MS, THROTTLE_MS_MAX, ClientQuotas
 from amqpd.testing import BrokerProcess
 

@@ -18,7 +18,7 @@ from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost import kafka_topics
 from amqpd.broker.vhost.declaration import NewQueue
 from amqpd.broker.vhost.exchange import BindingKey, Exchange
-from amqpd.broker.vhost.limit_set import Limits
+from amqpd.broker.vhost.limits import Limits
 from amqpd.broker.vhost.pending import DeclarationPending, Done, ObjectName, PendingDeclaration, PendingDeclarations
 from amqpd.broker.vhost.vhost import Namespace, VHost
 from amqpd.broker.vhost.vhosts import VhostNamespace, VHosts

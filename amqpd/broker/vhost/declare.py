@@ -39,7 +39,7 @@ from amqpd.broker.vhost.exchange import (
     routing_type,
     validate,
 )
-from amqpd.broker.vhost.limit_set import QUEUES
+from amqpd.broker.vhost.limits import QUEUES
 from amqpd.broker.vhost.pending import (
     DeclarationPending,
     Done,

@@ -19,24 +19,24 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.vhost.limit_set import (
-    CHANNELS,
-    CONNECTIONS,
-    CONSUMER_BYTE_RATE,
-    NO_LIMITS,
-    PRODUCER_BYTE_RATE,
-    QUEUES,
-    Limits,
-)
 from amqpd.broker.vhost.pending import Done, ObjectName, PendingDeclaration, ignore_result
 from amqpd.broker.vhost.policy_table import term
-from amqpd.broker.vhost.vhost import Namespace, VHost, VhostServices
 from amqpd.errors import NotAllowed
 from amqpd.storage.metadata.rows import Delete, ParameterRow, Put, UserLimitsRow
 
+if TYPE_CHECKING:
+    from amqpd.broker.vhost.vhost import Namespace, VHost, VhostServices
+
 log = logging.getLogger(__name__)
+
+CONNECTIONS: Final = "max-connections"
+CHANNELS: Final = "max-channels"
+QUEUES: Final = "max-queues"
+# Quotas of Kafka's clients, with Kafka's names: bytes a second.
+PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
+CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
 
 OF_VHOSTS: Final = (CONNECTIONS, QUEUES)
 BYTE_RATES: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
@@ -44,6 +44,22 @@ OF_USERS: Final = (CONNECTIONS, CHANNELS, *BYTE_RATES)
 
 COMPONENT: Final = "vhost-limits"
 PARAMETER: Final = "limits"
+
+
+class Limits:
+    """An immutable set of limits. `value` keeps the order in which they were set."""
+
+    def __init__(self, value: Mapping[str, int]) -> None:
+        self.value = dict(value)
+
+    def allow(self, name: str, count: int) -> bool:
+        """Return whether one more is allowed if there are `count` already."""
+        limit = self.value.get(name, -1)
+        return limit < 0 or count < limit
+
+
+NO_LIMITS: Final = Limits({})
+"""No limit is set."""
 
 
 class InvalidLimits(ValueError):

@@ -27,7 +27,7 @@ from amqpd.broker.vhost.deletion import DeletionQueue
 from amqpd.broker.vhost.exchange import Binding, BindingKey, Exchange, ExchangeStateHook, alternate_of, delays_of
 from amqpd.broker.vhost.kafka_topics import ARGUMENT as KAFKA_TOPIC_ARGUMENT
 from amqpd.broker.vhost.kafka_topics import KIND as KAFKA_TOPIC_KIND
-from amqpd.broker.vhost.limit_set import NO_LIMITS, Limits
+from amqpd.broker.vhost.limits import NO_LIMITS, Limits
 from amqpd.broker.vhost.pending import Done, PendingDeclaration, PendingDeclarations
 from amqpd.broker.vhost.policy_table import EXCHANGE, NONE, PolicyTable, SlicedWalk
 from amqpd.broker.vhost.super_streams import SuperStreams
