@@ -160,7 +160,7 @@ class Server:
         others = [guest(self.broker) for guest in guests]
         self.kafka: KafkaServer | None = None
         if settings.kafka.is_on:
-            front_end = _kafka_front_end(settings, self.broker, self.connections)
+            front_end = _kafka_front_end(self.broker, self.connections)
             self.kafka = front_end.server
             others.append(front_end)
         self.front_ends: list[FrontEnd] = [*cluster_front_ends, self.amqp, *others, admin]
@@ -441,7 +441,7 @@ class Server:
         self.stopped.set()
 
 
-def _kafka_front_end(settings: Settings, broker: Broker, connections: ConnectionRegistry) -> KafkaFrontEnd:
+def _kafka_front_end(broker: Broker, connections: ConnectionRegistry) -> KafkaFrontEnd:
     """Return the front end of Kafka's clients. Raises OSError if it cannot run here."""
     import warnings
 

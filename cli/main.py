@@ -92,7 +92,6 @@ TOOLS: Final[dict[str, Tool]] = {
         Tool("rabbitmq-upgrade", UPGRADE),
     )
 }
-ALIASES: Final = tuple(name for name in TOOLS if name != "amqpctl")
 
 
 def tool_of(words: Sequence[str]) -> tuple[str, list[str]]:

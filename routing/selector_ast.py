@@ -516,7 +516,6 @@ class OneOf(Condition):
     def __init__(self, value: Value, choices: frozenset[Constant]) -> None:
         super().__init__((value, choices))
         self.value: Final = value
-        self.choices: Final = choices
         self._others: set[object] = {choice.value for choice in choices if not isinstance(choice.value, bool)}
         self._booleans: list[object] = [choice.value for choice in choices if isinstance(choice.value, bool)]
 
@@ -538,8 +537,6 @@ class Like(Condition):
     def __init__(self, value: Value, pattern: str, escape: str) -> None:
         super().__init__((value, pattern, escape))
         self.value: Final = value
-        self.pattern: Final = pattern
-        self.escape: Final = escape
         self._pattern: Final = parse_like_pattern(pattern, escape)
 
     def truth(self, message: Selectable) -> i64:

@@ -427,7 +427,7 @@ class Storage(LogKeeper):
         for store in list(self._stores):
             store.recover()
 
-    def temporary_queue(self, name: str = "", first_offset: int = 0) -> LocalLog:
+    def temporary_queue(self, first_offset: int = 0) -> LocalLog:
         """Return a log that is never synced; the next start deletes it. `delete_queue` deletes its files now.
 
         Args:
@@ -435,8 +435,8 @@ class Storage(LogKeeper):
         """
         queue_id = secrets.token_hex(16)
         root = f"{self.data_dir}/{SPILL}"
-        log = self._log([root, f"{root}/{queue_id}"], partial(describe, name, "", False, b"", queue_id), durable=False)
-        store = self._add(LocalLog(self.context, log, "", queue_id, name, self, True))
+        log = self._log([root, f"{root}/{queue_id}"], partial(describe, "", "", False, b"", queue_id), durable=False)
+        store = self._add(LocalLog(self.context, log, "", queue_id, "", self, True))
         store.next_offset = first_offset
         return store
 

@@ -33,10 +33,6 @@ class WorkerThread:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    @property
-    def began(self) -> bool:
-        return self._thread is not None
-
     def call(self, work: Callable[[], None]) -> None:
         """Run `work` in the thread. Callable from any thread. Cost: about 10 us with the wake-up."""
         with self._starting:

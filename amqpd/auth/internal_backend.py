@@ -231,11 +231,6 @@ class InternalBackend:
             if user.password_hash and user.hashing_algorithm not in ALGORITHMS:
                 logger.warning("user %r cannot log in: unknown algorithm %r", user.name, user.hashing_algorithm)
 
-    @property
-    def epoch(self) -> int:
-        """Return the number of changes so far."""
-        return self._permissions.epoch
-
     def close(self) -> None:
         """Cancel waiting logins and stop the password threads."""
         self._passwords.close()

@@ -141,7 +141,7 @@ class Broker:
         self.user_limits.load(state.user_limits)
         events = self.catalogue.events
         if events.vhost_name:
-            start_events(events, self.vhosts.get(events.vhost_name))
+            start_events(self.vhosts.get(events.vhost_name))
             if events.vhost_name not in self.vhosts:
                 log.warning("vhost '%s' does not exist yet, it will get exchange %s", events.vhost_name, EVENT_EXCHANGE)
         if self.settings.audit.enabled:
@@ -194,9 +194,8 @@ class Broker:
             vhost.own_queues[AUDIT] = self.audit.queue
 
     def _vhost_added(self, vhost: VHost) -> None:
-        events = self.catalogue.events
-        if vhost.name == events.vhost_name:
-            start_events(events, vhost)
+        if vhost.name == self.catalogue.events.vhost_name:
+            start_events(vhost)
 
     def _emit_alarm(self, kind: str, on: bool) -> None:
         about = {"source": kind, "node": self.node_name}

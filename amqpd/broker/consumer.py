@@ -63,10 +63,6 @@ class Destination(Versioned):
             ResourceError: the log cannot be read. The next call tries again.
         """
 
-    def can_open(self) -> bool:
-        """Open the log now, even if the loop waits for the disk. Return False if the log cannot be read."""
-        return True
-
     def when_open(self, done: Callable[[], object]) -> None:
         """Call `done` when the log is open or failed to open, after `prepare` raised LogNotOpen."""
         done()

@@ -105,13 +105,11 @@ class PublisherStats:
         self.exchange = exchange
         self.whole = whole
         self.in_count: i64 = 0
-        self.out_count: i64 = 0
 
     def add(self, count: i64, queue_count: i64) -> None:
         """Add `count` messages, each to `queue_count` queues."""
         self.in_count += count
         self.whole.in_count += count
-        self.out_count += count * queue_count
         self.whole.out_count += count * queue_count
 
 

@@ -259,7 +259,6 @@ class ChannelConsumer(Consumer):
         else:
             output.write_content(deliveries.number, message)
             out = output.out
-        output.delivered_count += 1
         if len(out) >= CUT_BYTES:
             output.cut_output()
         if not output.flush_wanted:

@@ -52,7 +52,6 @@ class Output:
         self.write_paused = False
         self.waiting_consumers: list[Consumer] = []
         self.frame_payload_max: i64 = 0
-        self.delivered_count: i64 = 0
         self.returned = False
         self.closing = False
 
@@ -155,7 +154,6 @@ class Output:
                 out = self.out
                 if self.cut_bytes >= OUT_BYTES_MAX:
                     break
-        self.delivered_count += index - start
         if not self.flush_wanted:
             self.want_flush()
         return index

@@ -148,7 +148,6 @@ class ReplicatedAcks:
 
     Attributes:
         head: everything below is acked; -1: unknown.
-        message_count, size_bytes: live messages and their body bytes when the head was written.
         chunks: number -> bitmap.
         delivered_mark: no offset above was delivered, as far as the writer knew.
         marked: the topic has a record of the delivery mark, possibly -1.
@@ -157,8 +156,6 @@ class ReplicatedAcks:
 
     def __init__(self) -> None:
         self.head: i64 = -1
-        self.message_count: i64 = 0
-        self.size_bytes: i64 = 0
         self.chunks: dict[int, bytearray] = {}
         self.delivered_mark: i64 = NOT_DELIVERED
         self.marked: bool = False
@@ -201,9 +198,6 @@ class ReplicatedAcks:
             raise BadSettlement("an ack record has an unknown format")
         if kind == 0x48:
             self.head = read_i64_be(value, 1) if value is not None else -1
-            if value is not None and len(value) >= 25:
-                self.message_count = read_i64_be(value, 9)
-                self.size_bytes = read_i64_be(value, 17)
         elif kind == 0x43:
             if value is None:
                 self.chunks.pop(number, None)

@@ -430,7 +430,6 @@ class SlotLogs:
         self.changed: list[ReplicatedLog] = []
         self._meta: Partition | None = None
         self._on_meta_stored: Callable[[], None] = lambda: None
-        self.unsafe_bytes = 0
         self.on_failed = on_failed
         self.on_accepted: Callable[[QueueLog], None] = ignore
         self.on_room = on_room
@@ -575,7 +574,6 @@ class SlotLogs:
         """Count the unanswered bytes of the log as unsynced."""
         more = int(partition.unsafe_bytes - log.unsafe_bytes)
         log.unsafe_bytes = partition.unsafe_bytes
-        self.unsafe_bytes += more
         commits = self._commits
         commits.unsynced_bytes += more
 
@@ -628,7 +626,6 @@ class SlotLogs:
 
     def _end_log(self, log: ReplicatedLog, text: str) -> None:
         if log.unsafe_bytes:
-            self.unsafe_bytes -= int(log.unsafe_bytes)
             self._commits.unsynced_bytes -= int(log.unsafe_bytes)
             log.unsafe_bytes = 0
         log.reject_writes(text)
@@ -760,7 +757,6 @@ class SlotLogs:
             del self.logs[partition]
             log.confirm_waiting()
             if log.unsafe_bytes:
-                self.unsafe_bytes -= int(log.unsafe_bytes)
                 self._commits.unsynced_bytes -= int(log.unsafe_bytes)
                 log.unsafe_bytes = 0
         if not self.ended:

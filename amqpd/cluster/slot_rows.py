@@ -97,12 +97,6 @@ class RowWriter:
         if placement is not None:
             placement.dedicated_topics.write = self.write
 
-    @property
-    def waiting_count(self) -> int:
-        """The number of submissions without answer."""
-        written = sum(len(group) for _, group in self._written)
-        return len(self._queue) + len(self._unplaced) + len(self._group) + written
-
     def expects(self, key: bytes) -> bool:
         """Return whether a waiting submission writes a row with this record key. Cost: a look at each waiting
         change.

@@ -106,10 +106,10 @@ class SessionPartition:
             self.source.close()
             self.source = None
 
-    def fail(self, error: int, text: str = "") -> None:
+    def fail(self, error: int) -> None:
         self.close()
         self.error = error
-        self.text = text
+        self.text = ""
 
 
 class ShareSession:

@@ -374,7 +374,7 @@ _CATEGORIES: Final = (
 """RabbitMQ's categories of memory. Those that do not exist here are 0."""
 
 
-def version_item(call: ApiRequest) -> dict[str, Any]:
+def version_item() -> dict[str, Any]:
     return {
         "product": "amqpd",
         "version": __version__,
@@ -417,7 +417,7 @@ def _own_status(call: ApiRequest, failed: list[Queue]) -> dict[str, Any]:
     path = log_file()
     return {
         "node": call.node,
-        **version_item(call),
+        **version_item(),
         "pid": os.getpid(),
         "uptime_ms": int(broker.uptime_s() * 1000),
         "os": f"{platform.system()} {platform.release()}",

@@ -61,7 +61,7 @@ async def ping(call: ApiRequest) -> ApiResponse:
 
 async def version(call: ApiRequest) -> ApiResponse:
     """Return the versions of amqpd, its build and Python."""
-    return reply(version_item(call))
+    return reply(version_item())
 
 
 async def stop_app(call: ApiRequest) -> ApiResponse:

@@ -81,14 +81,14 @@ class Schemas:
         if name not in self.named:
             self.named[name] = {}  # ends the recursion of a type that contains itself
             hints = get_type_hints(kind, include_extras=True)
-            required = [field for field, hint in hints.items() if _is_required(kind, field, hint)]
+            required = [field for field, hint in hints.items() if _is_required(kind, hint)]
             made = _object_schema({field: self.of(hint) for field, hint in hints.items()}, required)
             description = " ".join((kind.__doc__ or "").split())
             self.named[name] = {"description": description, **made} if description else made
         return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _is_required(kind: Any, field: str, hint: Any) -> bool:
+def _is_required(kind: Any, hint: Any) -> bool:
     """Return whether a field is required.
 
     `__required_keys__` does not work here: annotations that are texts hide NotRequired from it.

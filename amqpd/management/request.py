@@ -317,12 +317,12 @@ class ApiRequest:
             raise ResourceNotFound(f"vhost '{name}' does not exist")
         return vhost
 
-    def queue(self, key: str = "queue") -> Queue:
+    def queue(self) -> Queue:
         """Return the queue of the path. Raises: as `vhost`."""
         vhost = self.vhost()
-        queue = vhost.find_queue(self.params[key])
+        queue = vhost.find_queue(self.params["queue"])
         if queue is None:
-            raise ResourceNotFound(f"no queue '{self.params[key]}' in vhost '{vhost.name}'")
+            raise ResourceNotFound(f"no queue '{self.params['queue']}' in vhost '{vhost.name}'")
         return queue
 
     def permitted_queue(self, *kinds: Kind) -> Queue:

@@ -85,9 +85,6 @@ class _Track:
             del self.times[0]
             del self._values[: self._width]
 
-    def size_bytes(self) -> int:
-        return 8 * (len(self.times) + len(self._values))
-
     def between(self, moment: float, now: float, current: Sequence[int]) -> Sequence[int] | None:
         """Return the counters at a moment that is not before the first sample, or None if it is in a gap.
 
@@ -132,9 +129,6 @@ class History:
         """Add the current counters. Cost: 2 us."""
         for track in self._tracks:
             track.add(now, counts)
-
-    def size_bytes(self) -> int:
-        return sum(track.size_bytes() for track in self._tracks)
 
     def points(self, span: SampleRange, now: float, current: Sequence[int]) -> list[SamplePoint]:
         """Return the recorded points of a range, newest first. The newest is always present: it is `current`.

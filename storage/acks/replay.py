@@ -87,10 +87,6 @@ class AckedReplay:
         """Return the offsets of one segment as ascending ranges, both ends inclusive."""
         return self.taken[base].ranges()
 
-    def ranges(self) -> list[tuple[int, int]]:
-        """Return the offsets of all segments as ranges."""
-        return [each for base in self.bases() for each in self.ranges_of(base)]
-
     @property
     def is_finished(self) -> bool:
         """Return whether the replay has ended, with or without success."""

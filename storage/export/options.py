@@ -119,12 +119,12 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
     """Parse the options; names have no case. Raises BadOption, SourceError, UnknownColumn."""
     given = known_options(options, NAMES, "reading")
     names, pattern = _selection(given)
-    split_bytes = _number(given, "splitBytes", SPLIT_BYTES, 1)
+    split_bytes = _number(given, "splitBytes", SPLIT_BYTES)
     start, end = given.get("startingOffsets"), given.get("endingOffsets")
     strategy = given.get("startingOffsetsByTimestampStrategy", "error").lower()
     if strategy not in ("error", "latest"):
         raise BadOption("startingOffsetsByTimestampStrategy: expected error or latest")
-    per_trigger = _number(given, "maxOffsetsPerTrigger", 0, 1)
+    per_trigger = _number(given, "maxOffsetsPerTrigger", 0)
     columns = [name.strip() for name in given.get("columns", "").split(",") if name.strip()] or list(BASE)
     if _flag(given, "includeProperties", False):
         columns += ["properties", "raw_properties"]
@@ -144,9 +144,9 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
         fail_on_data_loss=_flag(given, "failOnDataLoss", True),
         include_settled=_flag(given, "includeSettled", False),
         max_offsets_per_trigger=per_trigger or None,
-        parts_min=_number(given, "minPartitions", 1, 1),
+        parts_min=_number(given, "minPartitions", 1),
         split_bytes=split_bytes,
-        batch_rows=_number(given, "batchRows", BATCH_ROWS, 1),
+        batch_rows=_number(given, "batchRows", BATCH_ROWS),
         columns=tuple(dict.fromkeys(columns)),
         check_crc=_flag(given, "checkCrc", True),
     )
@@ -254,12 +254,12 @@ def _time(given: Mapping[str, str], name: str) -> int | None:
     return int(when.timestamp() * 1000)
 
 
-def _number(given: Mapping[str, str], name: str, default: int, least: int) -> int:
+def _number(given: Mapping[str, str], name: str, default: int) -> int:
     text = given.get(name)
     if text is None:
         return default
-    if not text.strip().isdecimal() or int(text) < least:
-        raise BadOption(f"{name}: expected a number of at least {least}, not {text!r}")
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise BadOption(f"{name}: expected a number of at least 1, not {text!r}")
     return int(text)
 
 

@@ -369,7 +369,7 @@ def _record(schema: dict[str, Any], named: dict[str, Any], within: tuple[str, ..
 
 
 def _union(branches: list[Any], named: dict[str, Any], within: tuple[str, ...]) -> _Column | None:
-    kinds = [_type_of(branch, named) for branch in branches]
+    kinds = [_type_of(branch) for branch in branches]
     wide = {_WIDER[each] for each in kinds if each in _WIDER and _WIDER[each] in kinds}
     chosen = [
         (branch, kind)
@@ -407,7 +407,7 @@ def _unnamed(convert: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
     return lambda pair: convert(pair[1])
 
 
-def _type_of(schema: Any, named: dict[str, Any]) -> str:
+def _type_of(schema: Any) -> str:
     """Return the name of a union's branch: that of a named type, a logical type, or a primitive type."""
     if isinstance(schema, str):
         return schema

@@ -25,10 +25,10 @@ async def test_confirm_waits_for_kafkas_response() -> None:
     slot.log.when_safe(offsets[-1], confirms.append)
     slot.end_turn()
     assert (confirms, slot.bodies()) == ([], [b"a", b"b"])
-    assert slot.storage.commits.unsynced_bytes == slot.logs.unsafe_bytes > 0
+    assert slot.storage.commits.unsynced_bytes == slot.log.unsafe_bytes > 0
     slot.producer.store_all()
     assert confirms == [True]
-    assert (slot.storage.commits.unsynced_bytes, slot.logs.unsafe_bytes) == (0, 0)
+    assert (slot.storage.commits.unsynced_bytes, slot.log.unsafe_bytes) == (0, 0)
     assert slot.log.high_watermark == 3
     assert slot.log.location() == {
         "topic": TOPIC,

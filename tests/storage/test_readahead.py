@@ -155,7 +155,7 @@ def test_cached_log_is_not_fetched(reading: Reading) -> None:
     assert reading.numbers(reading.read_all()) == list(range(12_000))
     assert reading.filesystem.fetches == 0
     assert reading.waits == 0
-    assert not reading.storage._ahead.worker.began
+    assert reading.storage._ahead.worker._thread is None
 
 
 def test_next_range_is_fetched_while_this_one_is_delivered(reading: Reading) -> None:

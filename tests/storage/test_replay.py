@@ -174,7 +174,12 @@ class TestReplay:
         assert replay.error is None
         assert (
             live_offsets(harness)
-            == {offset for first, last in replay.ranges() for offset in range(first, last + 1)}
+            == {
+                offset
+                for base in replay.bases()
+                for first, last in replay.ranges_of(base)
+                for offset in range(first, last + 1)
+            }
             != set()
         )
 

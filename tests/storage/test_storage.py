@@ -264,7 +264,7 @@ def test_wrong_queue_description_is_rewritten(tmp_path: Path, loop: Loop, descri
 
 def test_temporary_queues_are_removed_at_the_next_start(tmp_path: Path, loop: Loop) -> None:
     storage = Storage(tmp_path, post=loop.post)
-    store = storage.temporary_queue("spill")
+    store = storage.temporary_queue()
     store.append_parts(ROUTE, b"", b"x" * 100, True)
     assert store.cursor.read_one(0).body == b"x" * 100
     generation = storage.commits.generation
@@ -294,7 +294,7 @@ def test_open_files_are_limited(tmp_path: Path, loop: Loop) -> None:
 
 def test_temporary_queue_is_synced_in_large_pieces(storage: Storage, loop: Loop) -> None:
     """The sync is not for durability: with too many dirty pages the kernel would block the loop."""
-    store = storage.temporary_queue("spill")
+    store = storage.temporary_queue()
     synced: list[int] = []
     fdatasync = storage.filesystem.fdatasync
 

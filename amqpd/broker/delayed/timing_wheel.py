@@ -553,14 +553,6 @@ class TimingWheel(DelayHook):
                 total += bucket.count
         return total
 
-    def size_bytes(self) -> i64:
-        """Return the bytes of all bodies."""
-        total: i64 = 0
-        for bucket in self.buckets:
-            if bucket.active and bucket.opened:
-                total += bucket.store.size_bytes
-        return total
-
     def log_fields(self) -> dict[str, object]:
         return {"vhost": self.vhost, "exchange": self.exchange}
 

@@ -273,10 +273,10 @@ class QueueJob(RepublishSource):
             self.state = FAILED
             self.reason = reason
 
-    def _wait(self, reason: str, ms: i64) -> bool:
+    def _wait(self, reason: str) -> bool:
         self.state = WAITING
         self.reason = reason
-        self._until_ms = self._republisher.timers.now_ms() + ms
+        self._until_ms = self._republisher.timers.now_ms() + WAIT_MS
         self._republisher.timers.arm(self._retry_timer, self._until_ms)
         return False
 
@@ -328,12 +328,12 @@ class QueueJob(RepublishSource):
             return False
         why = self._wait_reason()
         if why:
-            return self._wait(why, WAIT_MS)
+            return self._wait(why)
         count = self._count_share()
         if self._full:
             self._full = False
             self._tried_max = 1
-            return self._wait("the target is full", WAIT_MS)
+            return self._wait("the target is full")
         if count <= 0:
             self._blocked = True  # woken after a publish or a sync
             return False
@@ -347,7 +347,7 @@ class QueueJob(RepublishSource):
         except OSError as error:
             log.error("the source of a %s job cannot be read: %s", self.kind, error, extra=self.log_fields())
             self._process(search, entries)
-            return self._wait(f"queue '{self.source.name}' cannot be read: {error}", WAIT_MS)
+            return self._wait(f"queue '{self.source.name}' cannot be read: {error}")
         self._process(search, entries)
         self.done_count += search.take_done()
         if search.waits:

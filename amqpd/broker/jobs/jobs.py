@@ -14,7 +14,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Final, NamedTuple
 
 from amqpd.broker.consumer import QueueEntry
@@ -188,11 +187,8 @@ class JobManager:
     def get(self, id_: str) -> QueueJob | None:
         return self._jobs.get(id_)
 
-    def begin(self, request: JobRequest, ended: Callable[[QueueJob], object] | None = None) -> QueueJob:
+    def begin(self, request: JobRequest) -> QueueJob:
         """Start a job; its first slice is in the next loop turn.
-
-        Args:
-            ended: called with the job at its end.
 
         Raises: PreconditionFailed; NotFound.
         """
@@ -207,7 +203,7 @@ class JobManager:
             check_rewind(request)
             self._check_alone(request)
         address = _target_of(request)
-        job = self._create(request.verb, source, JobFilter(request.selector, address), request, ended)
+        job = self._create(request, JobFilter(request.selector, address))
         scan = _replay_scan(request, job) if request.verb == REWIND else _scan_of(request, job)
         self._list(job, request)
         job.begin(scan)
@@ -230,30 +226,7 @@ class JobManager:
                     "end, or stop it"
                 )
 
-    def make(
-        self,
-        verb: str,
-        source: Queue,
-        conditions: JobFilter,
-        request: JobRequest,
-        ended: Callable[[QueueJob], object] | None = None,
-    ) -> QueueJob:
-        """Create a listed job for a caller with its own `QueueScan`, which calls its `begin`.
-
-        Raises: PreconditionFailed.
-        """
-        job = self._create(verb, source, conditions, request, ended)
-        self._list(job, request)
-        return job
-
-    def _create(
-        self,
-        verb: str,
-        source: Queue,
-        conditions: JobFilter,
-        request: JobRequest,
-        ended: Callable[[QueueJob], object] | None,
-    ) -> QueueJob:
+    def _create(self, request: JobRequest, conditions: JobFilter) -> QueueJob:
         running = [job for job in self._jobs.values() if job.ended_ms == 0]
         if len(running) >= RUNNING_COUNT_MAX:
             raise PreconditionFailed(f"{RUNNING_COUNT_MAX} jobs are running: wait for one to end, or stop one")
@@ -261,15 +234,15 @@ class JobManager:
         id_ = str(self._begun_count)
         job = QueueJob(
             id_,
-            verb,
-            source,
+            request.verb,
+            request.source,
             conditions,
             request.limit,
             request.dry_run,
             self._republisher,
             self._turn,
             self.runner,
-            partial(self._ended, ended),
+            self._ended,
         )
         job.description = _shown_fields(request)
         return job
@@ -283,7 +256,7 @@ class JobManager:
         self.begun(job)
         log.info("%s of messages started, job %s of user '%s'", job.kind, job.id, request.user, extra=job.log_fields())
 
-    def _ended(self, ended: Callable[[QueueJob], object] | None, job: QueueJob) -> None:
+    def _ended(self, job: QueueJob) -> None:
         log.info(
             "%s of messages %s after %d, job %s%s",
             job.kind,
@@ -296,8 +269,6 @@ class JobManager:
         for waiting in self._waiting.pop(job.id, []):
             if not waiting.done():
                 waiting.set_result(None)
-        if ended is not None:
-            ended(job)
 
     async def until_ended(self, job: QueueJob, wait_ms: int) -> None:
         """Return when the job has ended, or after `wait_ms`."""

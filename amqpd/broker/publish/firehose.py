@@ -339,7 +339,7 @@ def add_event_exchange(events: Events, vhost: VHost) -> None:
         vhost.exchanges[EVENT_EXCHANGE] = EventExchange(events, vhost)
 
 
-def start_events(events: Events, vhost: VHost | None) -> None:
+def start_events(vhost: VHost | None) -> None:
     """Start to publish events, after the start of the broker or the creation of the vhost.
 
     Args:

@@ -340,13 +340,6 @@ class Binding:
         end = self.destination
         return not isinstance(end, Exchange) and end.exclusive_owner is not None
 
-    @property
-    def properties_key(self) -> str:
-        """Return the binding's name in the admin API. RabbitMQ: `~` without routing key and arguments."""
-        if not self.routing_key and not self.arguments:
-            return "~"
-        return self.routing_key
-
 
 class Exchange:
     """One exchange.
