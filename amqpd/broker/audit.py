@@ -44,8 +44,8 @@ from amqpd.auth.login_throttle import network
 from amqpd.broker.consumer import LogNotOpen
 from amqpd.broker.events import INTERNAL, KAFKA_PROTOCOL, ORIGIN, EventOrigin
 from amqpd.broker.message import Message, MessageRoute, make_message
-from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.log_opener import when_open
+from amqpd.broker.vhost.declaration import make_queue
 from amqpd.errors import ResourceError
 from amqpd.protocol.field_table import Int64, Timestamp, encode_table
 from amqpd.protocol.properties import Properties, encode_properties, scan_properties

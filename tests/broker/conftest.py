@@ -22,13 +22,12 @@ from amqpd.broker.publish import router
 from amqpd.broker.publish.dead_letter import DeadLetterPublisher
 from amqpd.broker.publish.republisher import Republisher
 from amqpd.broker.queue import log_opener
-from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.log_opener import SLICE_S, FailedQueueRetry, LogOpener
 from amqpd.broker.queue.log_opening import LogOpening
 from amqpd.broker.queue.queue import Queue, for_consumer
 from amqpd.broker.queue.services import MemoryWindows, QueueServices
 from amqpd.broker.vhost import declare
-from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
+from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration, make_queue
 from amqpd.broker.vhost.exchange import Exchange
 from amqpd.broker.vhost.vhost import VHost, VhostServices
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan_properties

@@ -15,8 +15,8 @@ from taker import take
 
 from amqpd.broker.consumer import LogNotOpen
 from amqpd.broker.queue.arguments import rules_of
-from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.queue import Queue
+from amqpd.broker.vhost.declaration import make_queue
 from amqpd.storage.log.prepared import PreparedTransaction
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.queue_log import Cursor, LogFailed, QueueLog, ReadResult

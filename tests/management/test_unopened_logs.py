@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.queue.factory import make_queue
+from amqpd.broker.vhost.declaration import make_queue
 from amqpd.management import collectors
 from amqpd.server import Server
 from amqpd.storage.queue_log import QueueLog

@@ -228,7 +228,7 @@ class MemoryBroker:
 
     def again(self, *, clean: bool) -> None:
         """Start the next life of the broker: clients are disconnected, durable queues are opened again."""
-        from amqpd.broker.queue.factory import make_queue
+        from amqpd.broker.vhost.declaration import make_queue
 
         queues = [(queue.name, queue.id, queue.arguments) for queue in self.vhost.queues.values() if queue.id]
         if clean:

@@ -14,8 +14,8 @@ from amqpd.broker.message import Message
 from amqpd.broker.publish.confirms import ConfirmTracker, when_safe
 from amqpd.broker.publish.fanout import WIDE_COUNT, SlicedFanout
 from amqpd.broker.publish.publisher import Publisher
-from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.session import Session
+from amqpd.broker.vhost.declaration import make_queue
 from amqpd.errors import AccessRefused, NotFound, PreconditionFailed
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
 from amqpd.storage.queue_log import QueueLog

@@ -16,10 +16,10 @@ from amqpd.broker.flow.timers import Timers
 from amqpd.broker.message import MessageRoute, make_message
 from amqpd.broker.publish.dead_letter import DeadLetterPublisher
 from amqpd.broker.publish.republisher import Republisher
-from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.log_opener import FailedQueueRetry, LogOpener
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.services import MemoryWindows, QueueServices
+from amqpd.broker.vhost.declaration import make_queue
 from amqpd.broker.vhost.vhost import VHost, VhostServices
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan_properties
 from amqpd.storage.metadata.rows import VhostRow

@@ -311,7 +311,7 @@ QUEUE_ARGUMENTS: Final = (
     ArgumentSpec(
         "x-export",
         checks.plain_name(EXPORT_NAME),
-        "queue/factory",
+        "vhost/declaration",
         "keep handled messages until that export has them",
         kinds=WORK_QUEUES,
         takes="text",
@@ -319,7 +319,7 @@ QUEUE_ARGUMENTS: Final = (
     ArgumentSpec(
         "x-export-max-bytes",
         checks.export_bytes,
-        "queue/factory",
+        "vhost/declaration",
         "maximum of bytes kept for it; default 16 GiB",
         kinds=WORK_QUEUES,
         takes="bytes",

@@ -22,12 +22,11 @@ from functools import partial
 from typing import Final
 
 from amqpd.broker.queue import arguments as queue_arguments
-from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.types import kind_of
 from amqpd.broker.stats import queue_counts
 from amqpd.broker.vhost import kafka_topics
-from amqpd.broker.vhost.declaration import ExchangeDeclaration, NewQueue, QueueDeclaration
+from amqpd.broker.vhost.declaration import ExchangeDeclaration, NewQueue, QueueDeclaration, make_queue
 from amqpd.broker.vhost.exchange import (
     DELAYED_MESSAGE,
     Binding,

@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost import limits
+from amqpd.broker.vhost.declaration import make_queue
 from amqpd.broker.vhost.declare import unload_queue
 from amqpd.broker.vhost.exchange import Binding, Exchange, MissingExchangeType, routing_type
 from amqpd.broker.vhost.policy_table import policy_of
