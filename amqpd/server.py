@@ -301,7 +301,7 @@ class Server:
 
         It must be missing twice: a backup may rename it for a moment.
         """
-        was_missing, self._is_data_missing = self._is_data_missing, not self.storage.is_in_place()
+        was_missing, self._is_data_missing = self._is_data_missing, not self.storage.data_directory.is_in_place()
         if was_missing and self._is_data_missing:
             where = self.settings.data_dir
             self.fail(f"{where}, or .lock in it, was removed, moved or replaced while the broker used it")
@@ -429,7 +429,7 @@ class Server:
         self.broker.turn.finish()  # closing the logs settles republished messages in their source queues
         if self.node is not None:
             await self.node.close()
-        clean = self.storage.is_in_place()  # otherwise the path may name the directory of another broker
+        clean = self.storage.data_directory.is_in_place()  # otherwise the path may name the directory of another broker
         if clean:
             self.storage.clock_watch.save()
         self.storage.close(clean=clean)

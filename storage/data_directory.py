@@ -88,7 +88,10 @@ class DataDirectory:
         return fd
 
     def is_in_place(self) -> bool:
-        """Return False if the directory was removed, moved or replaced since this process locked it."""
+        """Return False if the directory was removed, moved or replaced since this process locked it.
+
+        Cost: two system calls.
+        """
         return self._filesystem.is_open_at(self.lock_fd, f"{self.path}/.lock")
 
     def close(self) -> None:
@@ -167,6 +170,7 @@ class DataDirectory:
         self._chains.pop(vhost_id, None)
 
     def set_aside(self, vhost_id: str, queue_id: str) -> str:
+        """Move the directory of a queue to lost+found/ and return its new path. For the start. Raises: OSError."""
         filesystem = self._filesystem
         lost_and_found = f"{self.path}/lost+found"
         filesystem.mkdir(lost_and_found)
@@ -178,7 +182,8 @@ class DataDirectory:
         filesystem.rename(self.queue_chain(vhost_id, queue_id)[-1], target)
         return target
 
-    def move(self, queue_id: str, source: str, target: str) -> None:
+    def move_queue(self, queue_id: str, source: str, target: str) -> None:
+        """Move the directory of a queue from one vhost id to another, and sync. For the start. Raises: OSError."""
         filesystem = self._filesystem
         old, new = self.queue_chain(source, queue_id), self.queue_chain(target, queue_id)
         for above, path in pairwise(new[:-1]):

@@ -43,7 +43,7 @@ from amqpd.storage.log.log import Log
 from amqpd.storage.log.writer import mark_clean, needs_mark
 from amqpd.storage.loop_log import LogContext
 from amqpd.storage.maintenance import LogMaintenance
-from amqpd.storage.queue_json import DirectorySurvey, describe, survey
+from amqpd.storage.queue_json import describe
 from amqpd.storage.queue_log import LogUnusable, QueueLog
 from amqpd.storage.retention_policy import RetentionPolicy
 from amqpd.storage.worker import ReadAhead, WorkerThread
@@ -259,6 +259,7 @@ class Storage(LogKeeper):
 
     Attributes:
         context: shared by all logs; `dirty` are those that the end of the running turn writes.
+        data_directory: its lock, format, and the paths of queues.
 
     Raises: DataDirectoryInUse; OSError; UnknownFormat for a directory of a newer version, which is not changed.
     """
@@ -297,13 +298,13 @@ class Storage(LogKeeper):
         self._ahead = ReadAhead(filesystem, post)
         self.context = LogContext(clock, None if inline else self._ahead)
         self.context.has_ticks = later is not None
-        self._data_directory = DataDirectory(filesystem, self.data_dir, boot_id)
-        self.boot_id = self._data_directory.boot_id
-        self.power_cut = self._data_directory.power_cut
+        self.data_directory = DataDirectory(filesystem, self.data_dir, boot_id)
+        self.boot_id = self.data_directory.boot_id
+        self.power_cut = self.data_directory.power_cut
         self.journal = Journal(filesystem, self.data_dir, journal_size_bytes)
         self.journal.recover()
         self._recovery_queue = LogRecoveryQueue(
-            filesystem, self._data_directory, clock, post, strict=strict, inline=inline
+            filesystem, self.data_directory, clock, post, strict=strict, inline=inline
         )
         filesystem.remove_tree(f"{self.data_dir}/{SPILL}")
         self._resources.take_reserve()
@@ -314,7 +315,7 @@ class Storage(LogKeeper):
         committer_class = InlineCommitter if inline else FsyncThread
         self._committer = committer_class(
             filesystem,
-            self._data_directory.lock_fd,
+            self.data_directory.lock_fd,
             post,
             commits.committed,
             commits.submit_waiting,
@@ -337,7 +338,7 @@ class Storage(LogKeeper):
         self.directory_remover = DirectoryRemover(
             filesystem, self._committer, self._worker.call if not inline else run_inline
         )
-        watch, boot = self.clock_watch, self._data_directory.boot
+        watch, boot = self.clock_watch, self.data_directory.boot
         self._maintenance = LogMaintenance(
             filesystem, watch, self._committer, post, commits.enqueue, boot, segment_age_ms, inline
         )
@@ -366,7 +367,7 @@ class Storage(LogKeeper):
         if self._closed:
             return
         try:
-            self._data_directory.raise_format(FORMAT_WITH_JOURNAL)
+            self.data_directory.raise_format(FORMAT_WITH_JOURNAL)
         except OSError as error:
             logger.warning("no journal until the next start: %s", error)
             return
@@ -481,7 +482,7 @@ class Storage(LogKeeper):
 
         `names`: none, an exchange, or an exchange and a bucket.
         """
-        chain = self.vhost_chain(vhost_id)
+        chain = self.data_directory.vhost_chain(vhost_id)
         for name in ("delays", *names):
             chain.append(f"{chain[-1]}/{name}")
         return chain
@@ -491,11 +492,11 @@ class Storage(LogKeeper):
 
         Older versions would not see delayed messages, and do not start with this format.
         """
-        self._data_directory.raise_format(FORMAT_WITH_DELAYS)
+        self.data_directory.raise_format(FORMAT_WITH_DELAYS)
 
     def require_transaction_format(self) -> None:
         """Raise the format version before the first transaction of a Kafka producer. Raises: OSError."""
-        self._data_directory.raise_format(FORMAT_WITH_TRANSACTIONS)
+        self.data_directory.raise_format(FORMAT_WITH_TRANSACTIONS)
 
     def set_policy(self, store: LocalLog, policy: RetentionPolicy | None) -> None:
         """Set the retention policy of a log; the next `maintain` applies it. None: settled messages are removed."""
@@ -593,13 +594,13 @@ class Storage(LogKeeper):
             nonlocal left
             left -= 1
             if left == 0:
-                self._data_directory.forget_vhost(vhost_id)
+                self.data_directory.forget_vhost(vhost_id)
                 done()
 
         for store in stores:
             if not isinstance(store, LocalLog):
                 store.retire(one_done)
-        self._retire_chain(self.vhost_chain(vhost_id), local, one_done)
+        self._retire_chain(self.data_directory.vhost_chain(vhost_id), local, one_done)
 
     def _retire_chain(self, chain: list[str], stores: Sequence[LocalLog], done: Callable[[], None]) -> None:
         def renamed() -> None:
@@ -620,13 +621,6 @@ class Storage(LogKeeper):
         if path in safe:
             safe.difference_update([each for each in safe if each == path or each.startswith(f"{path}/")])
 
-    def queue_chain(self, vhost_id: str, queue_id: str) -> list[str]:
-        """Return the directories from the data directory down to the one of the queue."""
-        return self._data_directory.queue_chain(vhost_id, queue_id)
-
-    def vhost_chain(self, vhost_id: str) -> list[str]:
-        return self._data_directory.vhost_chain(vhost_id)
-
     def _detach(self, store: LocalLog) -> None:
         store.deleted = True  # the running tick skips it
         store.failed = True
@@ -639,29 +633,17 @@ class Storage(LogKeeper):
         store.log.abandon()
         store.on_high_watermark()
 
-    def survey(self) -> DirectorySurvey:
-        """Return the queue directories that exist. For the start, before queues are opened."""
-        return survey(self.filesystem, self.data_dir)
-
-    def set_aside(self, vhost_id: str, queue_id: str) -> str:
-        """Move the directory of a queue to lost+found/ and return its new path. For the start. Raises: OSError."""
-        return self._data_directory.set_aside(vhost_id, queue_id)
-
-    def move_queue(self, queue_id: str, source: str, target: str) -> None:
-        """Move the directory of a queue from one vhost id to another, and sync. For the start. Raises: OSError."""
-        self._data_directory.move(queue_id, source, target)
-
     def _queue_log(
         self, vhost_id: str, queue_id: str, name: str, vhost_name: str, auto_delete: bool, arguments: bytes
     ) -> Log:
         description = partial(describe, name, vhost_name, auto_delete, arguments, queue_id)
-        log = self._log(self._data_directory.queue_chain(vhost_id, queue_id), description)
+        log = self._log(self.data_directory.queue_chain(vhost_id, queue_id), description)
         log.capture = self.context.capture  # only these have directories whose names are never used again
         return log
 
     def _log(self, chain: list[str], description: Callable[[], bytes], durable: bool = True) -> Log:
         """Return the log in the last directory of `chain`. `description` returns its queue.json."""
-        size_bytes, boot, reserve = self.segment_size_bytes, self._data_directory.boot, self._resources.reserve
+        size_bytes, boot, reserve = self.segment_size_bytes, self.data_directory.boot, self._resources.reserve
         return Log(self.filesystem, chain, description, size_bytes, boot, reserve, durable)
 
     def recover(self, store: LocalLog) -> None:
@@ -683,10 +665,6 @@ class Storage(LogKeeper):
         self._worker.call(partial(self.filesystem.close, fd))
 
     # -- stop
-
-    def is_in_place(self) -> bool:
-        """Return False if the data directory was removed, moved or replaced. Cost: two system calls."""
-        return self._data_directory.is_in_place()
 
     def close(self, *, clean: bool) -> None:
         """End the threads. Blocks for the syncs; `on_commit` is called on the loop or, at the end, in this method.
@@ -710,20 +688,20 @@ class Storage(LogKeeper):
         for store in self._stores:
             store.log.close_files()
         self.journal.close()
-        self._data_directory.close()
+        self.data_directory.close()
 
     def _close_clean(self) -> None:
         self._sync_unopened()
         for store in self._stores:
             if store.ready:
                 store.write_shutdown_state()
-        self.commits.sync_all(self._stores, self._data_directory.lock_fd)
+        self.commits.sync_all(self._stores, self.data_directory.lock_fd)
         # Their messages moved to other logs, or their transaction was aborted, which the sync above made safe.
         late = [store for store in self._stores if store.has_unwritten_acks or (store.ready and store.unsynced)]
         if late:
             for store in late:
                 store.write_shutdown_state()
-            self.commits.sync_all(late, self._data_directory.lock_fd)
+            self.commits.sync_all(late, self.data_directory.lock_fd)
         if not self.journal.stopped:
             try:
                 self.journal.empty()
@@ -731,7 +709,7 @@ class Storage(LogKeeper):
                 logger.warning("cannot empty the journal: %s", error)
         self._mark_clean()
         if self._recovery_queue.cut_noted:
-            self._data_directory.remove_boot_id()
+            self.data_directory.remove_boot_id()
 
     def _mark_clean(self) -> None:
         """Write the clean-shutdown marks. Many of them share one sync: a sync for each takes minutes on a slow disk."""
@@ -744,7 +722,7 @@ class Storage(LogKeeper):
                 logger.warning("cannot write the clean-shutdown mark of queue %s: %s", store.name, error)
         if together:
             try:
-                self.filesystem.syncfs(self._data_directory.lock_fd)
+                self.filesystem.syncfs(self.data_directory.lock_fd)
             except OSError as error:
                 logger.warning("cannot sync the clean-shutdown marks: %s", error)
 
@@ -753,9 +731,9 @@ class Storage(LogKeeper):
 
         Their clean marks are then true.
         """
-        if self._data_directory.was_unclean and not all(store.ready for store in self._stores):
+        if self.data_directory.was_unclean and not all(store.ready for store in self._stores):
             try:
-                self.filesystem.syncfs(self._data_directory.lock_fd)
+                self.filesystem.syncfs(self.data_directory.lock_fd)
             except OSError as error:
                 # Those logs have no clean mark: the next start scans them.
                 logger.error("data of the previous process could not be synced: %s", error)

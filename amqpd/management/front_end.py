@@ -126,7 +126,8 @@ class AdminFrontEnd(FrontEnd):
             await asyncio.wait([self._starting])
         else:
             self._unwatch()
-        if started and self._broker.storage.is_in_place():  # otherwise it may be the socket of another broker
+        # If the directory is not in place, the socket may be that of another broker.
+        if started and self._broker.storage.data_directory.is_in_place():
             (self._broker.settings.data_dir / UNIX_SOCKET).unlink(missing_ok=True)
         if self._admin is not None:
             await self._admin.stop()

@@ -25,6 +25,7 @@ from states_pace import SETTLE_MS, SYNC_MS, Deliveries, Timers
 
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
+from amqpd.storage.queue_json import survey
 from amqpd.storage.retention import trim
 from amqpd.storage.retention_policy import RetentionPolicy
 from amqpd.storage.storage import Storage
@@ -80,16 +81,17 @@ class Life:
         self.storage.commits.on_commit = self._committed
         self.stores: dict[str, LocalLog] = {}
         rows = ledger.rows[-1]
-        found = self.storage.survey()
+        found = survey(self.storage.filesystem, self.storage.data_dir)
         deleted = found.deleted.get("v", [])
         for queue in found.queues.get("v", []):
             if queue not in rows:
-                self.storage.set_aside("v", queue)
+                self.storage.data_directory.set_aside("v", queue)
         for queue, state in rows.items():
             if state == "live":
                 self._open(queue)
             else:
-                self.storage.directory_remover.rename(self.storage.queue_chain("v", queue), partial(self._empty, queue))
+                chain = self.storage.data_directory.queue_chain("v", queue)
+                self.storage.directory_remover.rename(chain, partial(self._empty, queue))
         for queue in deleted:
             if queue not in rows:
                 self._empty(queue)
@@ -97,7 +99,7 @@ class Life:
 
     def _empty(self, queue: str) -> None:
         """Remove the content of a deleted queue, and its directory if the metadata do not have it."""
-        path = self.storage.queue_chain("v", queue)[-1]
+        path = self.storage.data_directory.queue_chain("v", queue)[-1]
         forgotten = queue not in self.ledger.rows[-1]
         self.storage.directory_remover.remove_content(path, _nothing)
         if forgotten:

@@ -14,6 +14,7 @@ import pytest
 from amqpd.storage.data_directory import DataDirectoryInUse
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
+from amqpd.storage.queue_json import survey
 from amqpd.storage.storage import Storage
 
 ROUTE = RecordRoute(b"", b"tasks")
@@ -218,7 +219,7 @@ def test_deleted_vhosts_and_their_directories_leave_nothing_in_memory(storage: S
     for number in range(3):
         use_and_delete(f"v{number}")
     assert storage.filesystem.safe_directories == safe != set()
-    assert list(storage._data_directory._chains) == ["kept"]
+    assert list(storage.data_directory._chains) == ["kept"]
 
 
 def test_survey_finds_known_unknown_and_deleted_queues(tmp_path: Path, loop: Loop) -> None:
@@ -234,10 +235,10 @@ def test_survey_finds_known_unknown_and_deleted_queues(tmp_path: Path, loop: Loo
     loop.run_until(lambda: bool(retired))
     storage.close(clean=True)
     storage = Storage(tmp_path, post=loop.post)
-    found = storage.survey()
+    found = survey(storage.filesystem, storage.data_dir)
     assert (sorted(found.queues["v"]), found.queues["w"]) == (sorted([known, unknown]), [])
     assert (found.deleted, found.deleted_vhosts) == ({"w": [deleted]}, [])
-    moved = storage.set_aside("v", unknown)
+    moved = storage.data_directory.set_aside("v", unknown)
     assert Path(moved).parent == tmp_path / "lost+found"
     assert unknown in moved
     assert (Path(moved) / "queue.json").exists()

@@ -155,7 +155,7 @@ class DeletionQueue:
         def renamed() -> None:
             self._counted(len(queues))
             done()
-            self._empty_directory(self._storage.vhost_chain(vhost.id)[-1])
+            self._empty_directory(self._storage.data_directory.vhost_chain(vhost.id)[-1])
 
         self._storage.retire_vhost(vhost.id, stores, renamed)
 
@@ -184,19 +184,19 @@ class DeletionQueue:
 
     def finish(self, vhost_id: str, row: QueueRow) -> None:
         """Complete a queue's deletion that a crash interrupted after its tombstone."""
-        chain = self._storage.queue_chain(vhost_id, row.id)
+        chain = self._storage.data_directory.queue_chain(vhost_id, row.id)
         self._storage.directory_remover.rename(chain, partial(self._empty_queue, vhost_id, row))
 
     def finish_vhost(self, row: VhostRow) -> None:
         """Complete a vhost's deletion. The row is deleted at once, to free the name for a new vhost."""
-        chain = self._storage.vhost_chain(row.id)
+        chain = self._storage.data_directory.vhost_chain(row.id)
         self.forget([Delete(row)])
         self._storage.directory_remover.rename(chain, partial(self._empty_directory, chain[-1]))
 
     # -- files
 
     def _empty_queue(self, vhost_id: str, row: QueueRow) -> None:
-        self._empty_directory(self._storage.queue_chain(vhost_id, row.id)[-1], row)
+        self._empty_directory(self._storage.data_directory.queue_chain(vhost_id, row.id)[-1], row)
 
     def _empty_directory(self, path: str, row: QueueRow | None = None) -> None:
         """Empty a renamed directory, then delete its row. If the rename failed, `tidy` repeats it first: without its

@@ -24,7 +24,7 @@ from amqpd.errors import AmqpError
 from amqpd.protocol.field_table import decode_table
 from amqpd.storage.metadata.rows import Change, Delete, DeleteBindings, Put, QueueRow, VhostRow
 from amqpd.storage.metadata.store import MetadataState
-from amqpd.storage.queue_json import DESCRIPTION, Description, DirectorySurvey, read_description
+from amqpd.storage.queue_json import DESCRIPTION, Description, DirectorySurvey, read_description, survey
 from amqpd.storage.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Reconciler:
         self.names: set[tuple[str, str]] = set()
 
     def run(self) -> RecoveryFindings:
-        found = self.storage.survey()
+        found = survey(self.storage.filesystem, self.storage.data_dir)
         self._check_vhost_rows(found)
         lost = self._check_queue_rows(found)
         whole = set(self.vhosts)
@@ -118,14 +118,14 @@ class Reconciler:
         for row in self.state.vhosts:
             if row.id in deleted:
                 self.changes.append(Delete(row))
-                self.void.append(self.storage.vhost_chain(row.id)[-1])
+                self.void.append(self.storage.data_directory.vhost_chain(row.id)[-1])
                 self.report.void.append((row.name, ""))
                 deleted.discard(row.id)
             else:
                 self.vhosts[row.name] = row
                 self.vhost_names[row.id] = row.name
         deleting = {row.id for row in self.state.deleting_vhosts}
-        self.gone += [self.storage.vhost_chain(each)[-1] for each in deleted - deleting]
+        self.gone += [self.storage.data_directory.vhost_chain(each)[-1] for each in deleted - deleting]
 
     def _check_queue_rows(self, found: DirectorySurvey) -> set[tuple[str, str]]:
         """Drop the rows of deleted queues. Return (vhost, name) of the queues whose bindings are dropped too."""
@@ -137,7 +137,7 @@ class Reconciler:
                 continue  # removed with its vhost
             if (vhost.id, row.id) in deleted:
                 deleted.discard((vhost.id, row.id))
-                self.void.append(self.storage.queue_chain(vhost.id, row.id)[-1])
+                self.void.append(self.storage.data_directory.queue_chain(vhost.id, row.id)[-1])
                 self.changes.append(Delete(row))
                 self.report.void.append((row.vhost, row.name))
                 lost.add((row.vhost, row.name))
@@ -149,7 +149,7 @@ class Reconciler:
             if vhost is not None:
                 self.deleting.append(row)
                 deleted.discard((vhost.id, row.id))
-        self.gone += [self.storage.queue_chain(vhost_id, queue_id)[-1] for vhost_id, queue_id in deleted]
+        self.gone += [self.storage.data_directory.queue_chain(vhost_id, queue_id)[-1] for vhost_id, queue_id in deleted]
         lost -= self.names  # a new queue of the same name keeps its bindings
         self.changes += [DeleteBindings(vhost, name, "queue") for vhost, name in sorted(lost)]
         return lost
@@ -165,7 +165,7 @@ class Reconciler:
                     self._restore(vhost_id, queue_id)
 
     def _restore(self, vhost_id: str, queue_id: str) -> None:
-        path = f"{self.storage.queue_chain(vhost_id, queue_id)[-1]}/{DESCRIPTION}"
+        path = f"{self.storage.data_directory.queue_chain(vhost_id, queue_id)[-1]}/{DESCRIPTION}"
         description = read_description(self.storage.filesystem.read_optional(path), queue_id)
         if description is None:
             self._set_aside(vhost_id, queue_id, f"its {DESCRIPTION} is missing or damaged")
@@ -187,7 +187,7 @@ class Reconciler:
             self.changes.append(Put(vhost))
             self.report.vhosts.append(description.vhost)
         if vhost.id != vhost_id:
-            self.storage.move_queue(queue_id, vhost_id, vhost.id)
+            self.storage.data_directory.move_queue(queue_id, vhost_id, vhost.id)
         row = QueueRow(
             description.vhost, description.queue, queue_id, True, description.auto_delete, False, description.arguments
         )
@@ -212,7 +212,7 @@ class Reconciler:
         return ""
 
     def _set_aside(self, vhost_id: str, queue_id: str, why: str) -> None:
-        path = self.storage.set_aside(vhost_id, queue_id)
+        path = self.storage.data_directory.set_aside(vhost_id, queue_id)
         self.report.set_aside.append((path, why))
         log.error("the directory of an unknown queue was moved to %s: %s", path, why)
 
