@@ -7,7 +7,6 @@ the commit nothing returns.
 
 age       removes a segment whose latest record is older than `max_age_ms`; an active one is rolled first
 bytes     removes the oldest segment while the others have at least `max_bytes`
-records   removes the oldest segment while the others have at least `max_records`
 offset    `trim` is exact to the record; the start of a partial segment counts as settled
 
 So a log has at most its limit plus one segment. The active segment is removed only by age. Time is LogAppendTime.
@@ -128,14 +127,11 @@ def _wanted_start(log: Log, policy: RetentionPolicy, now_ms: int) -> int:
             start = segment.end
     kept = [segment for segment in kept if segment.base >= start]
     size = sum(segment.size for segment in kept)
-    count = sum(segment.live for segment in kept)
     for segment in kept:
         if segment is log.segments[-1]:
             break
         size -= segment.size
-        count -= segment.live
-        too_many = 0 <= policy.max_records <= count
-        if not too_many and not 0 <= policy.max_bytes <= size:
+        if not 0 <= policy.max_bytes <= size:
             break
         start = segment.end
     return start

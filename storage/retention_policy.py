@@ -45,7 +45,6 @@ class RetentionPolicy:
 
     max_age_ms: int = -1
     max_bytes: int = -1
-    max_records: int = -1
     segment_age_ms: int = -1
     segment_size_bytes: int = -1
     file_delete_delay_ms: int = FILE_DELETE_DELAY_MS
@@ -55,5 +54,4 @@ class RetentionPolicy:
     @property
     def removes(self) -> bool:
         """True if the policy can remove messages."""
-        limits = (self.max_age_ms, self.max_bytes, self.max_records)
-        return max(limits) >= 0 or self.compaction is not None
+        return max(self.max_age_ms, self.max_bytes) >= 0 or self.compaction is not None

@@ -268,8 +268,6 @@ def removable(live: list[Message], policy: RetentionPolicy, now_ms: int) -> list
     found: list[Message] = []
     if policy.max_age_ms >= 0:
         found += [each for each in live if each.appended_ms < now_ms - policy.max_age_ms]
-    if policy.max_records >= 0:
-        found += live[: max(0, len(live) - policy.max_records)]
     if policy.max_bytes >= 0:
         size = 0
         for message in reversed(live):

@@ -171,7 +171,6 @@ def streams(life: Life, rng: random.Random) -> Iterator[None]:
 
 
 def _policy(rng: random.Random) -> RetentionPolicy:
-    codec = rng.choice(CODECS)
-    if rng.random() < 0.5:
-        return RetentionPolicy(max_bytes=rng.choice((1500, 4000)), file_delete_delay_ms=0, codec=codec)
-    return RetentionPolicy(max_records=rng.choice((3, 8)), file_delete_delay_ms=2000, codec=codec)
+    return RetentionPolicy(
+        max_bytes=rng.choice((1500, 4000)), file_delete_delay_ms=rng.choice((0, 2000)), codec=rng.choice(CODECS)
+    )

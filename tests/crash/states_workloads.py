@@ -322,7 +322,7 @@ def dead_letter(life: Life, rng: random.Random) -> Iterator[None]:
 def retention(life: Life, rng: random.Random) -> Iterator[None]:
     if "q" not in life.stores:
         codec = rng.choice(CODECS)
-        life.create("q", RetentionPolicy(max_records=5, file_delete_delay_ms=rng.choice((0, 2000)), codec=codec))
+        life.create("q", RetentionPolicy(max_bytes=2500, file_delete_delay_ms=rng.choice((0, 2000)), codec=codec))
         by_bytes = RetentionPolicy(max_bytes=2500, file_delete_delay_ms=0, codec=codec)
         by_age = RetentionPolicy(max_age_ms=3000, segment_age_ms=1500, file_delete_delay_ms=0)
         life.create("r", rng.choice((by_bytes, by_age)))

@@ -85,20 +85,12 @@ def test_max_bytes_removes_old_segments(small: Any) -> None:
     assert small.offsets() == list(range(first, 30))
     assert small.store.record_count == 30 - first
     assert small.store.log.start_offset() == first
-
-
-def test_max_records_removes_old_segments(small: Any) -> None:
-    fill_log(small, RetentionPolicy(max_records=10))
-    maintain(small)
-    count = small.store.record_count
-    assert 10 <= count < 10 + 6 + 1
-    assert small.offsets() == list(range(30 - count, 30))
-    assert count == len(small.restart().cursor.read(0, 1 << 30).records)
+    assert len(small.restart().cursor.read(0, 1 << 30).records) == 30 - first
 
 
 def test_active_segment_is_never_removed_by_size(make_harness: Any) -> None:
     harness = make_harness()
-    fill_log(harness, RetentionPolicy(max_records=1, max_bytes=1))
+    fill_log(harness, RetentionPolicy(max_bytes=1))
     maintain(harness)
     assert harness.offsets() == list(range(30))
 
@@ -309,7 +301,7 @@ def test_upkeep_runs_in_slices(make_harness: Any) -> None:
 
 
 def test_files_are_renamed_first_and_removed_later(small: Any) -> None:
-    fill_log(small, RetentionPolicy(max_records=6))
+    fill_log(small, RetentionPolicy(max_bytes=2500))
     maintain(small)
     deleted_names = small.names(".deleted")
     assert [name for name in deleted_names if name.endswith(".log.deleted")]
@@ -323,7 +315,7 @@ def test_files_are_renamed_first_and_removed_later(small: Any) -> None:
 
 
 def test_start_removes_renamed_files(small: Any) -> None:
-    fill_log(small, RetentionPolicy(max_records=6))
+    fill_log(small, RetentionPolicy(max_bytes=2500))
     maintain(small)
     offsets = small.offsets()
     assert small.names(".deleted")
@@ -359,7 +351,7 @@ def test_only_a_deletion_within_a_segment_syncs_the_checkpoint(small: Any) -> No
         small.run_callbacks()
     assert int(small.names(".log")[0][:20]) > 6
     small.storage.close(clean=True)
-    fill_log(small, RetentionPolicy(max_records=15))
+    fill_log(small, RetentionPolicy(max_bytes=6000))
     before = small.names(".log")
     maintain(small)
     assert len(small.names(".log")) < len(before)
@@ -488,8 +480,8 @@ def test_upkeep_continues_behind_a_log_that_cannot_be_opened(make_harness: Any) 
     harness.log(1)[200] ^= 1
     harness.filesystem = harness.filesystem.killed()
     harness._open_storage()
-    damaged = harness.storage.open_queue("v", harness.queue_id, policy=RetentionPolicy(max_records=1))
-    _, harness.store = harness.storage.create_queue("v", "other", policy=RetentionPolicy(max_records=3))
+    damaged = harness.storage.open_queue("v", harness.queue_id, policy=RetentionPolicy(max_bytes=1))
+    _, harness.store = harness.storage.create_queue("v", "other", policy=RetentionPolicy(max_bytes=3000))
     for _ in range(10):
         harness.append(b"." * 1000)
         harness.end_turn()
