@@ -165,7 +165,7 @@ def cluster_status(context: Context) -> None:
         "disk_nodes": [node],
         "feature_flags": flags,
         "listeners": {node: listeners_of(context)},
-        "maintenance_status": {node: _maintenance(about)},
+        "maintenance_status": {node: "under maintenance" if about["is_under_maintenance"] else "not under maintenance"},
         "partitions": {},
         "ram_nodes": [],
         "running_nodes": [node],
@@ -178,10 +178,6 @@ def cluster_status(context: Context) -> None:
         context.answer(found, "")
     else:
         context.out.write(_text(context, found, cluster))
-
-
-def _maintenance(about: dict[str, Any]) -> str:
-    return "under maintenance" if about["is_under_maintenance"] else "not under maintenance"
 
 
 def _text(context: Context, found: dict[str, Any], cluster: dict[str, Any] | None) -> str:

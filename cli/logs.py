@@ -91,7 +91,10 @@ def verify_log(context: Context) -> None:
             except OSError as error:
                 raise Failure(DATA, f"{directory}: {error}") from None
             damaged += len(report.bad)
-            output.write(_report_text(report, context.line.quiet), _report_object(report))
+            output.write(
+                _report_text(report, context.line.quiet),
+                {**vars(report), "damage": [each._asdict() for each in report.damage]},
+            )
     if damaged:
         raise Failure(DATA, f"{damaged} damaged {'place' if damaged == 1 else 'places'}")
     context.info(f"{len(directories)} queues: no damage")
@@ -341,7 +344,3 @@ def _report_text(report: QueueReport, quiet: bool) -> str:
             word = "torn, cut off by the next start:" if each.harmless else "DAMAGED"
             lines.append(f"  {word} {each.file} at {each.position}: {each.text}")
     return "\n".join(lines)
-
-
-def _report_object(report: QueueReport) -> dict[str, Any]:
-    return {**vars(report), "damage": [each._asdict() for each in report.damage]}

@@ -442,15 +442,11 @@ def trace_message(context: Context) -> None:
         going_on = answer["next"]
         context.warn(f"{len(found)} found, looking at queue {going_on['queue']}, offset {going_on['offset']}")
     rows = [*found, *_gone(found)]
-    context.show(columns, [[_shown(item, name) for name in columns] for item in rows])
+    context.show(columns, [[value(item, FOUND, name) if name in item else "" for name in columns] for item in rows])
     if not found:
         context.warn("No log has the message: it was never stored here, or it was settled and deleted from the logs")
     if skipped:
         context.warn(f"{skipped} queues were not searched: no permission to read, or no access to the log")
-
-
-def _shown(item: Item, name: str) -> Any:
-    return value(item, FOUND, name) if name in item else ""
 
 
 def _gone(found: list[Item]) -> list[Item]:

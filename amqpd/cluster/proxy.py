@@ -248,7 +248,7 @@ class ProxiedConnection:
         if self._closing or client is None:
             return
         self._closing = True
-        log.warning("a proxied connection is closed: %s", reason, extra=self._about())
+        log.warning("a proxied connection is closed: %s", reason, extra={"connection": self.name, "vhost": self.vhost})
         if owner is not None:
             self.owner = None
             owner.abort()
@@ -294,9 +294,6 @@ class ProxiedConnection:
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         client.abort()
-
-    def _about(self) -> dict[str, object]:
-        return {"connection": self.name, "vhost": self.vhost}
 
 
 class ConnectionProxy(VhostRouter):

@@ -62,6 +62,10 @@ LogRecord = tuple[bytes, bytes | None]
 """Key and value; None removes the key."""
 
 
+def ignore_result(_safe: bool) -> None:
+    """Ignore the result of a write: a later write, sweep or start does it again."""
+
+
 _INT16: Final = struct.Struct(">H")
 
 

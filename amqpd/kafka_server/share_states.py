@@ -26,6 +26,7 @@ from amqpd.kafka_server.committed_offsets import (
     decode_key,
     encode_key,
 )
+from amqpd.kafka_server.compacted_log import ignore_result
 from amqpd.kafka_server.topics import partition_queue
 
 if TYPE_CHECKING:
@@ -161,13 +162,9 @@ class ShareStates:
                 for place in list(self._tables.get(vhost_id, {}).get(group, ())):
                     key = OffsetKey(vhost_id, group, *place)
                     if key not in self._writes and (vhost is None or self.find(vhost, group, *place) is None):
-                        self.remove([key], _ignore)
+                        self.remove([key], ignore_result)
                     yield
 
 
 def _record_key(key: OffsetKey) -> bytes:
     return _VERSION + encode_key(key)[1:]
-
-
-def _ignore(_safe: bool) -> None:
-    """Do nothing: the next sweep tries again."""

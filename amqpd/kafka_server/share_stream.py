@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 from amqpd.broker.flow.timers import Timer
 from amqpd.kafka_server import errors
 from amqpd.kafka_server.committed_offsets import OffsetKey
+from amqpd.kafka_server.compacted_log import ignore_result
 from amqpd.kafka_server.share_queue import FetchCredit, ShareSource
 from amqpd.kafka_server.share_state import OPEN_MAX, ShareState, decode_snapshot
 from amqpd.kafka_server.share_states import ShareStates, StoredState
@@ -380,7 +381,7 @@ class ShareStream(Timer):
         The state of a deleted stream is void, and its record may be that of a new stream of this name.
         """
         if self.state is not None and not self.queue.deleted:
-            self._write(self.state, _ignore)
+            self._write(self.state, ignore_result)
             self.serve()
 
     def fire(self) -> None:
@@ -391,7 +392,3 @@ class ShareStream(Timer):
         due_ms = self.state.next_due_ms()
         if due_ms >= 0:
             self._timers.arm(self, due_ms)
-
-
-def _ignore(_safe: bool) -> None:
-    """A later write has the state, too."""

@@ -25,7 +25,7 @@ from librt.strings import BytesWriter
 
 from amqpd.broker.flow.timers import Timer
 from amqpd.kafka_server import errors, topics, transactions
-from amqpd.kafka_server.compacted_log import LogHost
+from amqpd.kafka_server.compacted_log import LogHost, ignore_result
 from amqpd.kafka_server.pace import Pace
 from amqpd.kafka_server.transaction_log import TransactionKey, TransactionLog
 from amqpd.kafka_server.transactions import TransactionMetadata, TransactionPartition, TransactionState
@@ -132,7 +132,7 @@ class TransactionCoordinator:
         known = {(entry.key[0], entry.current.producer_id) for entry in self._all() if entry.current is not None}
         for vhost_id, group, producer_id in self.offsets.pending_producers():
             if (vhost_id, producer_id) not in known:  # its vhost was deleted
-                self.offsets.complete(vhost_id, group, producer_id, False, _ignore)
+                self.offsets.complete(vhost_id, group, producer_id, False, ignore_result)
         self._sweep_soon()
 
     # -- look-ups
@@ -291,7 +291,7 @@ class TransactionCoordinator:
         assert current is not None and current.state.is_prepared
         complete = transactions.complete(current, self.now_ms())
         self._set(entry, complete)
-        self._log.write(entry.key, complete, _ignore)
+        self._log.write(entry.key, complete, ignore_result)
         waiting, entry.waiting = entry.waiting, []
         for done in waiting:
             done(errors.NONE)
@@ -317,7 +317,7 @@ class TransactionCoordinator:
             self._set(entry, None)
             self._forget(entry)
         if gone:
-            self._log.remove([entry.key for entry in gone], _ignore)
+            self._log.remove([entry.key for entry in gone], ignore_result)
 
     def _forget(self, entry: TransactionEntry) -> None:
         vhost_id, transactional_id = entry.key
@@ -337,7 +337,7 @@ class TransactionCoordinator:
                 continue
             is_void = vhost_id not in vhost_ids
             for group in current.groups if is_void else ():
-                self.offsets.complete(vhost_id, group, current.producer_id, False, _ignore)
+                self.offsets.complete(vhost_id, group, current.producer_id, False, ignore_result)
             if is_void or self._has_expired(entry, IDS_KEPT_MS):
                 self._remove([entry])
 
@@ -415,7 +415,3 @@ def new_producer_id() -> int:
 
 def _part_count(transaction: TransactionMetadata | None) -> int:
     return 0 if transaction is None else len(transaction.partitions) + len(transaction.groups)
-
-
-def _ignore(_safe: bool) -> None:
-    """Do nothing: if the write has failed, a start or sweep does it again."""

@@ -56,11 +56,6 @@ def listeners(call: ApiRequest) -> list[dict[str, Any]]:
     ]
 
 
-def _secure(protocol: str) -> dict[str, str]:
-    """RabbitMQ: a text, present only for HTTPS."""
-    return {"ssl": "true"} if protocol == "https" else {}
-
-
 def contexts(call: ApiRequest) -> list[dict[str, Any]]:
     """Return the listeners that serve HTTP. RabbitMQ: their ports are text, those in `listeners` are numbers."""
     return [
@@ -69,7 +64,7 @@ def contexts(call: ApiRequest) -> list[dict[str, Any]]:
             "path": "/",
             "ip": each.host,
             "port": str(each.port),
-            **_secure(each.protocol),
+            **({"ssl": "true"} if each.protocol == "https" else {}),  # RabbitMQ: a text, only for HTTPS
         }
         for each in call.server.listeners
         if each.protocol in ("http", "https")

@@ -400,12 +400,10 @@ class LoopLag:
         self._timer = loop.call_at(self._due_at, self._measure, loop)
 
     def _measure(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.add(max(0.0, loop.time() - self._due_at))
-        self.start(loop)
-
-    def add(self, late_s: float) -> None:
+        late_s = max(0.0, loop.time() - self._due_at)
         self.counts[bisect_left(LAG_BOUNDS_S, late_s)] += 1
         self.total_s += late_s
+        self.start(loop)
 
     def stop(self) -> None:
         if self._timer is not None:
