@@ -24,7 +24,6 @@ from amqpd.storage.log.record import (
     write_varint,
 )
 
-_NO_BYTES: Final = b""
 _NULL: Final[i64] = -1
 
 

@@ -287,7 +287,6 @@ ASK_AGAIN: Final = frozenset((-1, 3, 5, 6, 7, 8, 13, 14, 15, 16, 51, 89))
 """Error codes of FindCoordinator, InitProducerId and Metadata that end by themselves: ask again."""
 
 DUPLICATE: Final[i64] = 46
-OK: Final[i64] = 0
 
 
 def code_of(number: i64) -> Code:

@@ -8,7 +8,7 @@ say all, the record also has the header `properties` with the encoded properties
 A queue refuses records with more than HEADERS_MAX headers, or MESSAGE_BYTES_MAX of key and headers. In a stream the
 record stays complete, and only the message has less.
 
-All bytes from clients were checked by `check_batches` (storage/log/appender.py), except what the headers mean.
+All bytes from clients were checked by `BatchCheck` (storage/log/appender.py), except what the headers mean.
 """
 
 from __future__ import annotations

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from amqpd.kafka_server import errors, group_offsets, topics, transactions
 from amqpd.kafka_server.connection import Call, typed_api
 from amqpd.kafka_server.pace import Steps
 from amqpd.kafka_server.transaction_coordinator import TIMEOUT_MS_MAX, TransactionCoordinator, new_producer_id
 from amqpd.kafka_server.transactions import PARTITIONS_MAX, TransactionMetadata, TransactionPartition
-
-Fields = dict[str, Any]
 
 
 def _coordinator(call: Call) -> TransactionCoordinator:

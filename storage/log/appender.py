@@ -19,12 +19,12 @@ batches of a Kafka producer:
 - Kafka assigns the same offsets. A batch that could not be written to the local cache is still sent, so there is no
   gap.
 
-`append_batches` accepts record batches that another program has closed, for instance a Kafka client. Readers trust
-the log, so everything is checked here: sizes, checksum, offset deltas, and every record. Then the batch gets its base
-offset and leader epoch, which the checksum does not cover. All other bytes stay, also compression and CreateTime.
-`append_batches` rejects transactional and control batches (they name offsets of their old log), compacted batches
-with holes, and batches that decompress to more than readers accept. Batches of a transaction whose coordinator is here
-are appended with `check_batches` and `append_checked`, and so is its marker.
+`append_checked` appends record batches that another program has closed, for instance a Kafka client. Readers trust
+the log, so `BatchCheck` checks everything: sizes, checksum, offset deltas, and every record. Then the batch gets its
+base offset and leader epoch, which the checksum does not cover. All other bytes stay, also compression and CreateTime.
+`BatchCheck` rejects transactional and control batches (they name offsets of their old log), compacted batches
+with holes, and batches that decompress to more than readers accept. With `transactional` it accepts batches of a
+transaction whose coordinator is here; `append_checked` appends these, and the marker of the transaction.
 """
 
 from __future__ import annotations
@@ -258,25 +258,6 @@ class BatchCheck:
         )
 
 
-def check_batches(data: bytes, transactional: bool = False) -> list[ClosedBatch]:
-    """Return the batches in `data`, in order, still with their original offsets.
-
-    Args:
-        transactional: see `BatchCheck`.
-
-    Cost: the CRC, decompression, about 150 ns per record, and one copy of the batches. Raises: BadBatch.
-    """
-    batches: list[ClosedBatch] = []
-    position: i64 = 0
-    size: i64 = len(data)
-    while position < size:
-        check = BatchCheck(data, position, size, transactional)
-        check.run()
-        batches.append(check.batch())
-        position += check.size
-    return batches
-
-
 def _check_message(record: Record) -> None:
     """Check a record with exactly the headers of ours, which readers send as it is. Raises: BadRecord."""
     if len(record.routing_key) > SHORT_BYTES_MAX or not is_short_text(record.exchange):
@@ -491,17 +472,8 @@ class Appender:
             self.end_transaction()
         return first
 
-    def append_batches(self, data: bytes) -> i64:
-        """Append record batches of another program at the next offsets; the module docstring says what is checked.
-
-        Return the offset of the first batch, or the log end offset if `data` is empty.
-
-        Cost: the CRC and about 150 ns per record. Raises: BadBatch, LogFailed; then nothing is appended.
-        """
-        return self.append_checked(check_batches(data))
-
     def append_checked(self, batches: list[ClosedBatch]) -> i64:
-        """Append batches from `check_batches`, and record their producers. Return the offset of the first one.
+        """Append batches that `BatchCheck` has checked, and record their producers. Return the offset of the first one.
 
         Cost: 1 us per batch, and 2 us more if it has a producer. Raises: LogFailed; then nothing is appended.
         """

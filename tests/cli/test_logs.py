@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fake_broker import Ctl
+from foreign_batches import check_batches
 
 from amqpd.protocol.properties import Properties, encode_properties
 from amqpd.storage.acks.retained import ExportHold, ExportLosses
@@ -140,7 +141,7 @@ def test_dump_of_compressed_kafka_batch_equals_kafka_python(
     """The records have individual timestamps. verify_log finds no damage."""
     headers = [("exchange", b"orders"), ("properties", b"\x00\x00")]
     records = [(1_700_000_000_000 + 7 * number, b"%d " % number * 50) for number in range(40)]
-    first = data.store.appender.append_batches(kafka_batch(codec, records, headers))
+    first = data.store.appender.append_checked(check_batches(kafka_batch(codec, records, headers)))
     data.end_turn()
     data.storage.commits.flush()
     data.end_turn()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from foreign_batches import check_batches
 
 from amqpd.storage.export.plan import DataLoss
 from amqpd.storage.log.batch import UNPACKED_MAX, ZSTD, compress
@@ -44,9 +45,9 @@ def test_rows_are_right_for_every_codec(
     lake.append(b"plain", b"as well")
     lake.turn()
     for count in (1, 40, 300):
-        lake.store.appender.append_batches(foreign_batch(codec, count, headers))
+        lake.store.appender.append_checked(check_batches(foreign_batch(codec, count, headers)))
         lake.append(b"between")
-    lake.store.appender.append_batches(foreign_batch(codec, 50, OURS) * 7)
+    lake.store.appender.append_checked(check_batches(foreign_batch(codec, 50, OURS) * 7))
     lake.turn()
     lake.store.ack_range(20, 44)
     lake.store.ack_range(300, 400)
@@ -66,7 +67,7 @@ def test_batch_that_cannot_be_decompressed_is_data_loss(
     from google_crc32c import value
 
     good = foreign_batch(ZSTD, 10)
-    lake.store.appender.append_batches(good * 3)
+    lake.store.appender.append_checked(check_batches(good * 3))
     lake.turn()
     inner = compress(ZSTD, bytes(UNPACKED_MAX + 1)) if how == "bomb" else b"\xff" * 50
     covered = struct.pack(">hiqqqhii", 4, 9, T, T, -1, -1, -1, 10) + inner

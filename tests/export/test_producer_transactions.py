@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from foreign_batches import check_batches
 from librt.strings import BytesWriter
 
-from amqpd.storage.log.appender import check_batches
 from amqpd.storage.log.batch import marker_batch
 
 A, B = 1 << 62, (1 << 62) + 1

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from foreign_batches import check_batches
 
 from amqpd.protocol.properties import headers_span
-from amqpd.storage.log.appender import check_batches
 
 TIME_MS = 1_700_000_000_123
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from foreign_batches import check_batches
 
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.retention_policy import RetentionPolicy
@@ -73,7 +74,7 @@ def test_batches_of_kafka_clients_and_compressed_batches_are_read(spark: Any, wr
     for codec in range(5):
         records = [(1_600_000_000_000 + number, b"%d." % number * 40) for number in range(100)]
         headers = [("exchange", b"theirs"), ("properties", b"\x00\x00")]
-        written.store.appender.append_batches(kafka_batch(codec, records, headers))
+        written.store.appender.append_checked(check_batches(kafka_batch(codec, records, headers)))
     written.storage.set_policy(written.store, RetentionPolicy(codec=4))
     written.append(*(b"ours %d." % number * 40 for number in range(100)))
     written.turn()

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from foreign_batches import check_batches
 from librt.strings import BytesWriter
 from simulated_filesystem import SimulatedClock
 
@@ -32,7 +33,6 @@ from amqpd.broker.delayed.bucket import key_for, new_name, read_due_ms, read_key
 from amqpd.protocol.field_table import encode_table
 from amqpd.storage.journal import BLOCK_SIZE
 from amqpd.storage.local_log import LocalLog
-from amqpd.storage.log.appender import check_batches
 from amqpd.storage.log.batch import GZIP, LZ4, NO_PRODUCER, SNAPPY, ZSTD, marker_batch
 from amqpd.storage.log.checkpoint import FORMAT_WITH_JOURNAL
 from amqpd.storage.log.producer_state import Producer
@@ -172,7 +172,7 @@ def packed_queue(maker: Maker) -> str:
         for number in range(30):
             headers = [("exchange", b"events"), ("properties", PROPERTIES)]
             builder.append(number, 1_600_000_000_000 + 50 * number, b"key.5", b"theirs %d " % number * 9, headers)
-        store.appender.append_batches(bytes(builder.build()))
+        store.appender.append_checked(check_batches(bytes(builder.build())))
         maker.end_turn()
     store.ack_range(100, 119)
     maker.sync()

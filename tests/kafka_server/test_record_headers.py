@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pika
 import pytest
+from foreign_batches import check_batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
@@ -28,7 +29,6 @@ from amqpd.kafka_server.message_records import (
 )
 from amqpd.protocol.field_table import Int64, Timestamp, shortstr
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
-from amqpd.storage.log.appender import check_batches
 from amqpd.storage.log.batch import NO_PRODUCER, BatchCursor, BatchHeader, close_batch
 from amqpd.storage.log.foreign_record import shortened
 from amqpd.storage.log.record import Record, RecordRoute, varint, write_record, write_tombstone

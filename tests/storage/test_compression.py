@@ -21,6 +21,7 @@ import pytest
 import zstandard
 from aiokafka.record.default_records import DefaultRecordBatch as AioBatch
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuilder
+from foreign_batches import check_batches
 from google_crc32c import value
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -168,7 +169,7 @@ class TestKafkaClientBatches:
         harness.append(b"ours")
         kafka_batch = BUILDERS[builder](codec, bodies, times)
         assert BatchHeader(kafka_batch, 0).attributes == codec, "compressed, and with CreateTime"
-        assert store.appender.append_batches(kafka_batch + kafka_batch) == 1
+        assert store.appender.append_checked(check_batches(kafka_batch + kafka_batch)) == 1
         harness.append(b"ours again")
         harness.end_turn()
         for _ in range(3):
@@ -228,7 +229,7 @@ class TestDamage:
     def test_bad_batch_is_not_appended(self, harness: Any, how: str) -> None:
         store = harness.create_log()
         with pytest.raises(BadBatch, match="bad record in the batch at 0"):
-            store.appender.append_batches(self.bad_batch(how))
+            store.appender.append_checked(check_batches(self.bad_batch(how)))
         assert store.next_offset == 0
 
     @pytest.mark.parametrize("how", ["bomb", "noise", "no records"])
@@ -237,7 +238,7 @@ class TestDamage:
         """Another program may have written it. Recovery checks the batches after a kill, not after a clean stop."""
         store = harness.create_log()
         good = by_kafka_python(ZSTD, [TEXT] * 2, [T] * 2)
-        store.appender.append_batches(good * 3)
+        store.appender.append_checked(check_batches(good * 3))
         harness.end_turn()
         harness.storage.close(clean=clean)
         log = harness.log()
@@ -253,7 +254,7 @@ class TestDamage:
     def test_bad_batch_is_skipped_by_a_reader(self, harness: Any) -> None:
         store = harness.create_log()
         good = by_kafka_python(ZSTD, [TEXT] * 2, [T] * 2)
-        store.appender.append_batches(good * 3)
+        store.appender.append_checked(check_batches(good * 3))
         harness.end_turn()
         size = len(good)
         harness.log()[size : 2 * size] = batch_around(LZ4, b"n" * (size - 61), 2, base=2)
@@ -273,17 +274,17 @@ class TestDamage:
             for blocks in (False, True)
         ]
         for each in options:
-            store.appender.append_batches(batch_around(LZ4, lz4.frame.compress(plain, **each), 3))
+            store.appender.append_checked(check_batches(batch_around(LZ4, lz4.frame.compress(plain, **each), 3)))
             two = lz4.frame.compress(plain[:9], **each) + lz4.frame.compress(plain[9:], **each)
             for bad in (two, two[:-1], b"\x50\x2a\x4d\x18\0\0\0\0" + lz4.frame.compress(plain, **each)):
                 with pytest.raises(BadBatch, match="not one frame"):
-                    store.appender.append_batches(batch_around(LZ4, bad, 3))
+                    store.appender.append_checked(check_batches(batch_around(LZ4, bad, 3)))
 
     def test_unknown_codec_is_refused(self, harness: Any) -> None:
         store = harness.create_log()
         for codec in (5, 6, 7):
             with pytest.raises(BadBatch):
-                store.appender.append_batches(batch_around(codec, b"x" * 40, 2))
+                store.appender.append_checked(check_batches(batch_around(codec, b"x" * 40, 2)))
 
     @pytest.mark.parametrize("codec", [0, LZ4])
     @pytest.mark.parametrize("time_ms", [-1, T + 4])
@@ -294,7 +295,7 @@ class TestDamage:
         right = bytes(batch)
         batch[35:43] = time_ms.to_bytes(8, "big", signed=True)
         batch[17:21] = value(bytes(batch[21:])).to_bytes(4, "big")
-        store.appender.append_batches(bytes(batch))
+        store.appender.append_checked(check_batches(bytes(batch)))
         harness.end_turn()
         assert harness.log()[16:] == right[16:]
         assert store.latest_time_ms() == T + 5
@@ -456,7 +457,7 @@ def test_look_up_by_record_time(harness: Any, codec: int) -> None:
     hour = 3_600_000
     for number in range(6):
         times = [T + number * hour + 60_000 * (minute * 7 % 20) for minute in range(20)]
-        store.appender.append_batches(by_aiokafka(codec, [TEXT] * 20, times))
+        store.appender.append_checked(check_batches(by_aiokafka(codec, [TEXT] * 20, times)))
         harness.end_turn()
     records = store.cursor.read(0, 1 << 30).records
     for wanted in (T - 1, T + 10 * 60_000, T + 2 * hour, T + 3 * hour + 19 * 60_000, T + 5 * hour + 1):

@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import pytest
+from foreign_batches import check_batches
 
 from amqpd.storage.log.appender import BadBatch
 
@@ -38,7 +39,7 @@ def test_appended_batches_change_only_their_offsets(harness: Any) -> None:
     store = harness.create_log()
     harness.append(b"ours")
     kafka_batches = batch(b"a", b"bb", base=500) + batch(b"ccc", base=7)
-    assert store.appender.append_batches(kafka_batches) == 1
+    assert store.appender.append_checked(check_batches(kafka_batches)) == 1
     assert harness.append(b"ours again") == [4]
     assert (store.record_count, store.size_bytes, store.next_offset) == (5, 20, 5)
     harness.end_turn()
@@ -70,7 +71,7 @@ def _batches(data: bytes) -> list[DefaultRecordBatch]:
 
 def test_appended_batches_survive_a_kill_and_a_power_cut(harness: Any) -> None:
     store = harness.create_log()
-    store.appender.append_batches(batch(*[b"%d" % number for number in range(300)]))
+    store.appender.append_checked(check_batches(batch(*[b"%d" % number for number in range(300)])))
     store.ack_range(0, 99)
     harness.end_turn()
     killed, cut = harness.filesystem.killed(), harness.filesystem.crashed(1)
@@ -83,7 +84,7 @@ def test_appended_batches_survive_a_kill_and_a_power_cut(harness: Any) -> None:
 def test_confirm_waits_for_appended_batches(harness: Any) -> None:
     store = harness.create_log()
     confirms: list[bool] = []
-    store.appender.append_batches(batch(b"a", b"b"))
+    store.appender.append_checked(check_batches(batch(b"a", b"b")))
     store.when_safe(1, confirms.append)
     assert confirms == []
     harness.end_turn()
@@ -107,9 +108,9 @@ def test_one_damaged_batch_refuses_the_whole_append(harness: Any, damage: Any) -
     store = harness.create_log()
     good = batch(b"a", b"b")
     with pytest.raises(BadBatch):
-        store.appender.append_batches(good + damage(batch(b"c", b"d")))
+        store.appender.append_checked(check_batches(good + damage(batch(b"c", b"d"))))
     assert (store.next_offset, store.record_count) == (0, 0)
-    assert store.appender.append_batches(good) == 0
+    assert store.appender.append_checked(check_batches(good)) == 0
 
 
 def test_transactional_batches_are_refused(harness: Any) -> None:
@@ -117,15 +118,15 @@ def test_transactional_batches_are_refused(harness: Any) -> None:
     transactional = bytearray(batch(b"a"))
     transactional[22] |= 0x10
     with pytest.raises(BadBatch, match="attributes"):
-        store.appender.append_batches(bytes(transactional))
+        store.appender.append_checked(check_batches(bytes(transactional)))
     store.begin_transaction()
     with pytest.raises(ValueError, match="transaction"):
-        store.appender.append_batches(batch(b"a"))
+        store.appender.append_checked(check_batches(batch(b"a")))
     store.end_transaction()
 
 
 def test_append_of_no_bytes_appends_nothing(harness: Any) -> None:
-    assert harness.create_log().appender.append_batches(b"") == 0
+    assert harness.create_log().appender.append_checked(check_batches(b"")) == 0
 
 
 @pytest.mark.parametrize("views", [False, True])
@@ -136,7 +137,7 @@ def test_a_read_ends_after_the_headers_that_it_has_converted(harness: Any, views
     for number in range(10):
         headers = [(f"h{each}-{number}", None) for each in range(1000)]
         builder.append(number, timestamp=number + 1, key=b"k", value=b"%d" % number, headers=headers)
-    store.appender.append_batches(bytes(builder.build()))
+    store.appender.append_checked(check_batches(bytes(builder.build())))
     harness.end_turn()
     offset, counts = 0, []
     while offset < 10:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import lz4.frame
 import pytest
+from foreign_batches import check_batches
 from google_crc32c import value as crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from librt.strings import BytesWriter
 
 from amqpd.protocol.field_table import Int64
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
-from amqpd.storage.log.appender import BadBatch, check_batches
+from amqpd.storage.log.appender import BadBatch
 from amqpd.storage.log.batch import LZ4, NO_PRODUCER, BatchCursor, BatchHeader, close_batch
 from amqpd.storage.log.foreign_record import (
     HEADERS_MAX,

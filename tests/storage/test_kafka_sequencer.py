@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from foreign_batches import check_batches
 
 from amqpd.storage.log.appender import KafkaSequencer
 from amqpd.storage.log.batch import ZSTD, BatchHeader
@@ -103,4 +104,4 @@ def test_transaction_is_one_batch(harness: Any) -> None:
 def test_foreign_batches_are_refused(harness: Any, kafka_batch: Any) -> None:
     log_with_sequencer(harness)
     with pytest.raises(ValueError, match="batches of other programs"):
-        harness.store.appender.append_batches(kafka_batch(0, [(1, b"x")], []))
+        harness.store.appender.append_checked(check_batches(kafka_batch(0, [(1, b"x")], [])))

@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import pytest
+from foreign_batches import check_batches
 from librt.strings import BytesWriter
 from profiles import examples
 from simulated_filesystem import SimulatedFileSystem
@@ -14,7 +15,7 @@ from simulated_filesystem import SimulatedFileSystem
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log import cursor as cursor_module
 from amqpd.storage.log import reader as reader_module
-from amqpd.storage.log.appender import BadBatch, check_batches
+from amqpd.storage.log.appender import BadBatch
 from amqpd.storage.log.batch import BatchHeader, is_commit_marker, marker_batch
 from amqpd.storage.log.checkpoint import decode_high_watermark
 from amqpd.storage.log.reader import LogReader
@@ -417,7 +418,7 @@ def test_transactional_batches_are_refused_where_no_coordinator_is(log: Transact
     )
     builder.append(0, timestamp=1, key=None, value=b"x", headers=[])
     with pytest.raises(BadBatch):
-        log.store.appender.append_batches(bytes(builder.build()))
+        log.store.appender.append_checked(check_batches(bytes(builder.build())))
 
 
 class Model:

@@ -9,6 +9,7 @@ import warnings
 from typing import Any
 
 import pytest
+from foreign_batches import check_batches
 from google_crc32c import value
 from simulated_filesystem import SimulatedFileSystem
 
@@ -411,7 +412,7 @@ def test_last_five_batches_of_a_kafka_producer_are_known(make_harness: Any) -> N
         harness = make_harness(segment_size_bytes=4096)
         harness.create_log()
         for number in range(40):
-            harness.store.appender.append_batches(foreign(3 * number, size=100))
+            harness.store.appender.append_checked(check_batches(foreign(3 * number, size=100)))
             harness.end_turn()
         for _ in range(turns - 40):
             harness.append(b"." * 1000)
@@ -426,7 +427,7 @@ def test_last_five_batches_of_a_kafka_producer_are_known(make_harness: Any) -> N
         harness.run_callbacks()
         harness.restart(harness.filesystem)
         assert known_batches(harness) == FIVE
-        harness.store.appender.append_batches(foreign(120))
+        harness.store.appender.append_checked(check_batches(foreign(120)))
         assert known_batches(harness) == [*FIVE[1:], (120, harness.store.next_offset - 1)]
 
 
@@ -436,7 +437,7 @@ def test_batches_are_known_although_an_older_segment_is_scanned_again(make_harne
         harness = make_harness(segment_size_bytes=4096)
         harness.create_log()
         for number in range(count):
-            harness.store.appender.append_batches(foreign(3 * number, size=400))
+            harness.store.appender.append_checked(check_batches(foreign(3 * number, size=400)))
             harness.end_turn()
         expected = [(3 * number, 3 * number + 2) for number in range(count - 5, count)]
         image = harness.filesystem.killed()
@@ -448,9 +449,9 @@ def test_batches_are_known_although_an_older_segment_is_scanned_again(make_harne
 
 def test_unwritten_batch_is_not_known(harness: Any) -> None:
     harness.create_log()
-    harness.store.appender.append_batches(foreign(0) + foreign(3))
+    harness.store.appender.append_checked(check_batches(foreign(0) + foreign(3)))
     harness.end_turn()
-    harness.store.appender.append_batches(foreign(6))
+    harness.store.appender.append_checked(check_batches(foreign(6)))
     assert known_batches(harness) == [(0, 2), (3, 5), (6, 8)]
     harness.store.on_not_written(6, 8)
     assert known_batches(harness) == [(0, 2), (3, 5)]
@@ -458,7 +459,7 @@ def test_unwritten_batch_is_not_known(harness: Any) -> None:
 
 def test_batch_sequences_wrap(harness: Any) -> None:
     harness.create_log()
-    harness.store.appender.append_batches(foreign(2**31 - 2))
+    harness.store.appender.append_checked(check_batches(foreign(2**31 - 2)))
     for _ in range(2):
         known = harness.store.producers().find(9, harness.clock.time_ms())
         assert (known.sequence, known.find_batch(2, 2**31 - 2, 0)) == (0, 2)
@@ -471,4 +472,4 @@ def test_batch_sequences_wrap(harness: Any) -> None:
 def test_batch_with_producer_and_no_sequence_is_refused(harness: Any) -> None:
     store = harness.create_log()
     with pytest.raises(BadBatch, match="no valid epoch and sequence"):
-        store.appender.append_batches(foreign(-1))
+        store.appender.append_checked(check_batches(foreign(-1)))

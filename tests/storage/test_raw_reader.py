@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import pytest
+from foreign_batches import check_batches
 
 from amqpd._build import is_compiled
 from amqpd.storage.log import record as records_module
@@ -103,7 +104,7 @@ def test_batches_of_other_producers_are_returned_as_they_are(harness: Any, kafka
     store = harness.create_log()
     harness.append(b"ours")
     foreign = kafka_batch(codec, [(1000 + number, b"same " * 100) for number in range(5)], HEADERS)
-    store.appender.append_batches(foreign)
+    store.appender.append_checked(check_batches(foreign))
     harness.end_turn()
     found = read(harness)
     assert found.parts[1][21:] == foreign[21:]
@@ -163,8 +164,8 @@ def test_a_time_is_found_in_the_records_of_other_producers(harness: Any, kafka_b
     store = harness.create_log()
     for codec in (0, 4):
         first = 1_000 + 100 * codec
-        store.appender.append_batches(
-            kafka_batch(codec, [(first + 10 * number, b"same " * 50) for number in range(5)], HEADERS)
+        store.appender.append_checked(
+            check_batches(kafka_batch(codec, [(first + 10 * number, b"same " * 50) for number in range(5)], HEADERS))
         )
     harness.end_turn()
     cursor = store.new_cursor()

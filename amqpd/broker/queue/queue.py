@@ -375,7 +375,7 @@ class Queue(QueueBase):
         producers from then on. The caller has opened the log and schedules the turn.
 
         Args:
-            batches: from `check_batches`.
+            batches: checked by `BatchCheck`.
 
         Raises: LogFailed; the queue is unchanged.
         """
