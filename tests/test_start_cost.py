@@ -64,7 +64,7 @@ def state(vhosts: int, queues: int, exchanges: int) -> MetadataState:
         for number in range(queues)
     ]
     exchange_rows = [ExchangeRow(Name("vhost 0"), Name(f"exchange {number}"), "fanout") for number in range(exchanges)]
-    empty_state = MetadataState("0" * 32, False, *[empty] * (len(MetadataState._fields) - 2))
+    empty_state = MetadataState("0" * 32, *[empty] * (len(MetadataState._fields) - 1))
     return empty_state._replace(vhosts=rows, exchanges=exchange_rows, queues=queue_rows)
 
 

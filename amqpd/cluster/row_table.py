@@ -151,7 +151,7 @@ class RowTable:
             else list(self.rows(table.row))
             for table in TABLES
         }
-        return state_of(instance_id, False, {**rows, VhostRow: list(vhosts)})
+        return state_of(instance_id, {**rows, VhostRow: list(vhosts)})
 
     # -- records from Kafka --------------------------------------------------------------------------------------------
 

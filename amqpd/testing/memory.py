@@ -225,8 +225,8 @@ class MemoryRows:
     def __init__(self) -> None:
         self._rows: dict[type[Row], dict[tuple[object, ...], Row]] = {table.row: {} for table in TABLES}
 
-    def state(self, instance: str = "", fresh: bool = False) -> MetadataState:
-        return state_of(instance, fresh, {kind: list(rows.values()) for kind, rows in self._rows.items()})
+    def state(self, instance: str = "") -> MetadataState:
+        return state_of(instance, {kind: list(rows.values()) for kind, rows in self._rows.items()})
 
     def apply(self, changes: Sequence[Change]) -> None:
         for change in changes:
@@ -275,11 +275,10 @@ class MemoryMetadata:
         return self
 
     def open(self, seed: Callable[[], Sequence[Row]] | None = None) -> MetadataState:
-        fresh = not self._instance
-        if fresh:
+        if not self._instance:
             self._instance = random_id()
             self._rows.apply([Put(row) for row in (seed() if seed is not None else ())])
-        return self._rows.state(self._instance, fresh)
+        return self._rows.state(self._instance)
 
     def submit(self, changes: Sequence[Change], done: Done) -> None:
         self._rows.apply(changes)

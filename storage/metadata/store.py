@@ -103,8 +103,6 @@ class MetadataState(NamedTuple):
     """
 
     instance_id: str
-    fresh: bool
-    """True if this start created the database."""
     vhosts: list[VhostRow]
     deleting_vhosts: list[VhostRow]
     users: list[UserRow]
@@ -252,7 +250,6 @@ class SqlMetadataStore:
     def _open(self, tables: SqliteTables | SqlAlchemyTables, seed: Callable[[], Sequence[Row]] | None) -> MetadataState:
         header = tables.header()
         ours = _read_instance(self._data_dir)
-        fresh = header is None
         if header is None:
             if ours is not None and _holds_queues(self._data_dir):
                 raise InstanceMismatch(
@@ -275,7 +272,7 @@ class SqlMetadataStore:
                     "metadata (%s): upgrading schema version %d to %d", self._database(), version, SCHEMA_VERSION
                 )
                 tables.upgrade(version)
-        return state_of(instance, fresh, tables.rows())
+        return state_of(instance, tables.rows())
 
     def _check(self, header: dict[str, str], ours: str | None) -> str:
         """Return the instance id if the database may be used."""
@@ -405,7 +402,7 @@ class SqlMetadataStore:
             self._tables = None
 
 
-def state_of(instance: str, fresh: bool, rows: dict[type[Row], list[Row]]) -> MetadataState:
+def state_of(instance: str, rows: dict[type[Row], list[Row]]) -> MetadataState:
     """Return the state at a start, from all rows by their type."""
     deleting_names = {row.name for row in rows[VhostRow] if isinstance(row, VhostRow) and row.state == "deleting"}
 
@@ -425,7 +422,7 @@ def state_of(instance: str, fresh: bool, rows: dict[type[Row], list[Row]]) -> Me
     found["deleting_queues"] = [row for row in queues if row.state == "deleting"]
     found["stored_offsets"] = [row for row in rows_of(StoredOffsetRow) if row.queue_id in live]
     found["seen"] = [row for row in rows_of(SeenRow) if row.cache_id in known]
-    return MetadataState(instance, fresh, **found)
+    return MetadataState(instance, **found)
 
 
 def _is_database_error(error: Exception) -> bool:

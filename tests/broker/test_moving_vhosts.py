@@ -29,7 +29,7 @@ from amqpd.storage.metadata.rows import (
 from amqpd.storage.metadata.store import MetadataState, WriteFailed
 from amqpd.testing import embedded
 
-NOTHING = MetadataState("", False, *([] for _ in MetadataState._fields[2:]))
+NOTHING = MetadataState("", *([] for _ in MetadataState._fields[1:]))
 ROWS = NOTHING._replace(
     vhosts=[VhostRow("moves", "a" * 32, "comes and goes")],
     exchanges=[ExchangeRow("moves", "orders", "topic"), ExchangeRow("moves", "late", "fanout")],

@@ -39,7 +39,7 @@ class DataDirectory:
 
     def start(self, **rows: Any) -> RecoveryFindings:
         empty: dict[str, Any] = {name: [] for name in MetadataState._fields}
-        state = MetadataState(**{**empty, "instance_id": "", "fresh": False, "vhosts": [SLASH], **rows})
+        state = MetadataState(**{**empty, "instance_id": "", "vhosts": [SLASH], **rows})
         storage = Storage(self.path, post=lambda *_: None, inline=True)
         try:
             return reconcile(storage, state)

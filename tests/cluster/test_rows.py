@@ -175,7 +175,7 @@ def test_table_equals_the_database(store: SqliteTables, submissions: list[list[C
         assert rows_of_table(table) == of_database
     assert rows_of_table(replayed(records)) == of_database
     assert list(table.orphan_deletions()) == []
-    state = state_of("i", False, store.rows())
+    state = state_of("i", store.rows())
     assert rows_of_state(table.state(sorted(table.rows(VhostRow)), "i")) == rows_of_state(state)
 
 

@@ -140,7 +140,6 @@ def _state(rows: Rows) -> MetadataState:
 
     return MetadataState(
         instance_id="",
-        fresh=False,
         vhosts=[VhostRow("/", "v")],
         deleting_vhosts=[],
         users=[],

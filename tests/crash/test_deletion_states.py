@@ -55,7 +55,6 @@ def state_of(rows: Rows) -> MetadataState:
         **{
             **empty,
             "instance_id": "",
-            "fresh": False,
             "vhosts": [row for row in vhosts if row.state == "live"],
             "deleting_vhosts": [row for row in vhosts if row.state == "deleting"],
             "queues": [row for row in queues if row.state == "live"],

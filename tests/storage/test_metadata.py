@@ -52,11 +52,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def test_every_row_survives(tmp_path: Path, url: str) -> None:
     with open_metadata(tmp_path, url, ()) as (metadata, state):
-        assert state.fresh
         assert all_rows(state) == set()
         assert write(metadata, *(Put(row) for row in EVERY_ROW)) is None
     with open_metadata(tmp_path, url) as (_, reopened):
-        assert not reopened.fresh
         assert reopened.instance_id == state.instance_id
         assert all_rows(reopened) == typed_rows(EVERY_ROW)
 
@@ -72,7 +70,6 @@ def test_failed_seed_leaves_a_fresh_database(tmp_path: Path, url: str) -> None:
     with pytest.raises(MetadataError), open_metadata(tmp_path, url, (VHOST, PermissionRow("nobody", "/", "", "", ""))):
         pass
     with open_metadata(tmp_path, url) as (_, state):
-        assert state.fresh
         assert all_rows(state) == typed_rows((VHOST, USER))
 
 
@@ -443,7 +440,6 @@ def test_torn_wal_leaves_a_prefix_of_the_submissions(tmp_path: Path, with_shm: b
             kept = len(state.vhosts)
             assert [row.name for row in state.vhosts] == [f"v{number:02}" for number in range(kept)]
             assert [row.name for row in state.users] == [f"u{number:02}" for number in range(kept)]
-            assert not state.fresh
             if cut % 8 == 0:
                 assert write(metadata, Put(OTHER)) is None
         seen.add(kept)
