@@ -3,10 +3,8 @@
 `InternalBackend` checks each change, commits it, and applies it in memory in the callback of the commit, on the event
 loop. So memory and database agree even if the caller was cancelled meanwhile. Changes run one after another.
 
-Invariants:
-
-- `epoch` rises with every change, so that a route cached together with its permission is checked again.
-- Listeners get each change, so that the connections of a deleted user can be closed.
+Invariant: listeners get each change. They drop routes cached together with a permission, and close the connections of
+a deleted user.
 
 This module checks names, hashes and patterns. The caller chooses the text or the exit code for its client.
 """

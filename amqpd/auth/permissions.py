@@ -15,7 +15,7 @@ does not match before a final newline.
 
 Invariants:
 
-- The cache contains only answers since the last change, and every change raises `epoch`.
+- The cache contains only answers since the last change.
 - A pattern that does not compile is rejected. If another program wrote it into the database, it is logged and matches
   nothing.
 """
@@ -159,7 +159,6 @@ class Permissions:
         topic_rows: Iterable[TopicPermissionRow] = (),
         cache_max: int = CACHE_MAX,
     ) -> None:
-        self.epoch = 0
         self._rows = {(row.user, row.vhost): row for row in rows}
         self._topics = {(row.user, row.vhost, row.exchange): row for row in topic_rows}
         self._cache: dict[tuple[str, str, str, str], bool] = {}
@@ -256,8 +255,6 @@ class Permissions:
         self.clear_cache()
 
     def clear_cache(self) -> None:
-        """Clear the caches and raise `epoch`."""
-        self.epoch += 1
         self._cache.clear()
         self._compiled_topics.clear()
 

@@ -357,9 +357,7 @@ async def test_missing_user_or_vhost_is_refused(harness: BackendHarness) -> None
 async def test_permissions_apply_at_once_and_survive_reopen(harness: BackendHarness) -> None:
     backend = harness.backend
     assert backend.is_allowed(GUEST, "/", "read", "q")
-    epoch = backend._permissions.epoch
     await backend.set_permissions("guest", "/", "^a", "", "^b")
-    assert backend._permissions.epoch > epoch
     assert harness.take_changes() == [AuthChange("permissions", "guest", "/")]
     assert not backend.is_allowed(GUEST, "/", "read", "q")
     assert backend.is_allowed(GUEST, "/", "read", "b")
@@ -426,7 +424,6 @@ async def test_remove_vhost_removes_its_permissions(harness: BackendHarness) -> 
 async def test_failed_commit_changes_nothing_in_memory(harness: BackendHarness) -> None:
     repair = harness.break_database()
     backend = harness.backend
-    epoch = backend._permissions.epoch
     for call in (
         backend.add_user("u", b"x"),
         backend.delete_user("guest"),
@@ -441,7 +438,7 @@ async def test_failed_commit_changes_nothing_in_memory(harness: BackendHarness) 
     assert [row.name for row in backend.users()] == ["guest"]
     assert backend.is_allowed(GUEST, "/", "write", "q")
     assert backend.topic_permissions() == []
-    assert (backend._permissions.epoch, harness.take_changes()) == (epoch, [])
+    assert harness.take_changes() == []
     assert await login(harness, "guest", b"guest")
     repair()
     await backend.set_tags("guest", [])
