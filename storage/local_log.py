@@ -72,7 +72,6 @@ class LocalLog(GroupCommitLog):
     Only `Storage` creates one; cluster/replicated_log.py has the only subclass. Loop thread only.
 
     Attributes:
-        torn_bytes: cut off by recovery.
         appender: the end of the log.
     """
 
@@ -81,7 +80,6 @@ class LocalLog(GroupCommitLog):
     ) -> None:
         super().__init__(context, vhost_id, queue_id, name, log.directory, ready)
         self.log: Log = log
-        self.torn_bytes: i64 = 0
         self._keeper: LogKeeper = keeper
         self.appender: Appender = Appender(self, log)
         self._cursors: CursorSet = CursorSet(log)

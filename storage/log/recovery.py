@@ -777,7 +777,6 @@ class RecoveredLog:
             )
         if self._power_cut or (state.clean is None and state.last_boot != self._boot):
             seen_end = log.end  # the mark may be lost: every message may have been delivered
-        store.torn_bytes = state.torn_bytes
         store.recovered(stored_delivered_mark(state), seen_end, state.returned, state.lost)
 
 
