@@ -60,7 +60,6 @@ LAYERS = (
     ("amqpd.cluster",),
     ("amqpd.management",),
     ("amqpd.connection", "amqpd.kafka_server"),
-    ("amqpd.tcp_front_end",),
     ("amqpd.protocol_server", "amqpd.listeners", "amqpd.process", "amqpd.logging_config"),
     ("amqpd.channel",),
     ("amqpd.broker.publish.publisher", "amqpd.broker.publish.fanout", "amqpd.broker.consume"),
@@ -157,7 +156,7 @@ class TestImports:
         # reads logs over HTTP and publishes over AMQP.
         allowed = ("amqpd.connection", "amqpd.management", "amqpd.server", "amqpd.testing", "amqpd.cli")
         allowed = (*allowed, "amqpd.listeners", "amqpd.process", "amqpd.tls", "amqpd.client_tls", *EXPORT)
-        allowed = (*allowed, "amqpd.cluster", "amqpd.kafka", "amqpd.kafka_server", "amqpd.tcp_front_end")
+        allowed = (*allowed, "amqpd.cluster", "amqpd.kafka", "amqpd.kafka_server", "amqpd.protocol_server")
         assert not lines(
             each for each in all_imports() if within(each.module, *SOCKETS) and not within(each.importer, *allowed)
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from amqpd.connection.heartbeat import Heartbeats
 from amqpd.connection.registry import ConnectionRegistry
 from amqpd.connection.transport import Transport
-from amqpd.tcp_front_end import TcpFrontEnd
+from amqpd.protocol_server import TcpFrontEnd
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker

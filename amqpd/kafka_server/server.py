@@ -37,7 +37,7 @@ from amqpd.kafka_server.pace import Pace, run_all
 from amqpd.kafka_server.share_states import ShareStates
 from amqpd.kafka_server.share_stream import ShareStreams
 from amqpd.listeners import is_loopback
-from amqpd.tcp_front_end import TcpFrontEnd
+from amqpd.protocol_server import TcpFrontEnd
 
 if TYPE_CHECKING:
     from amqpd.auth.internal_backend import AuthChange, User
