@@ -142,3 +142,52 @@ def test_short_timers_beside_a_long_one_leave_no_calls_on_the_loop() -> None:
         loop.run_next()
     assert fired == ["short"] * 20 + ["long"]
     assert 1001.0 <= loop.now_s < 1001.0 + 2 * TICK_MS / 1000
+
+
+def test_cancelled_timers_leave_nothing_in_the_wheel() -> None:
+    """Otherwise each deleted queue with x-expires leaves its tick in memory until that time, for up to ten years."""
+    loop = FakeLoop()
+    timers = Timers(loop.call_later, ClockWatch(loop))
+    fired: list[int] = []
+    for number in range(10_000):
+        timer = CallTimer(lambda number=number: fired.append(number))
+        timers.arm(timer, timers.now_ms() + 3_600_000 + TICK_MS * number)
+        if number % 1000:
+            timers.cancel(timer)
+    assert len(timers._buckets) == 10
+    assert len(timers._ticks) < 200
+    while loop.calls:
+        loop.run_next()
+    assert fired == list(range(0, 10_000, 1000))
+    assert not timers._buckets
+    assert not timers._ticks
+
+
+def test_timer_that_cancels_the_others_of_its_tick_leaves_the_later_ones(room) -> None:
+    """The tick's bucket is then empty before its run has ended, and the ticks may be listed again meanwhile."""
+    fired: list[str] = []
+    now = room.timers.now_ms()
+    far = [CallTimer(lambda: fired.append("far")) for _ in range(200)]
+    same = CallTimer(lambda: fired.append("same"))
+
+    def cancel_all() -> None:
+        fired.append("first")
+        for timer in (same, *far):
+            room.timers.cancel(timer)
+
+    room.timers.arm(CallTimer(cancel_all), now + 100)
+    room.timers.arm(same, now + 100)
+    room.timers.arm(CallTimer(lambda: fired.append("later")), now + 104)
+    for number, timer in enumerate(far):
+        room.timers.arm(timer, now + 1000 + TICK_MS * number)
+    room.advance(120)
+    assert fired == ["first", "later"]
+    assert room.timers.armed_count() == 0
+
+
+def test_timer_armed_and_cancelled_for_one_tick_lists_the_tick_a_few_times(room) -> None:
+    timer = CallTimer(lambda: None)
+    for _ in range(1000):
+        room.timers.arm(timer, room.timers.now_ms() + 1000)
+        room.timers.cancel(timer)
+    assert len(room.timers._ticks) < 200

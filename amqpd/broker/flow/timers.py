@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 TICK_MS: Final = 4
 RUN_MS_MAX: Final = 5
+STALE_TICKS_MAX: Final = 64
+"""So many ticks without a bucket are always left in the heap."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -79,6 +81,7 @@ class Timers:
         self._watch = watch
         self._clock: Clock = watch.clock
         self._buckets: dict[int, dict[Timer, None]] = {}
+        # A heap. It may have ticks twice, and ticks without a bucket: their timers were cancelled.
         self._ticks: list[int] = []
         # The next tick requested from the loop, -1 for none, and the last request. There is one at a time: a second
         # one would request another one when it runs, so their number would grow with each timer that is armed.
@@ -152,7 +155,18 @@ class Timers:
             bucket = self._buckets.get(timer.tick)
             if bucket is not None:
                 bucket.pop(timer, None)
+                if not bucket:
+                    self._remove_bucket(timer.tick)
             timer.tick = -1
+
+    def _remove_bucket(self, tick: i64) -> None:
+        """Remove the empty bucket of a tick, which may be years ahead.
+
+        Cost: constant on average. The tick stays in the heap until half of the heap is such ticks.
+        """
+        del self._buckets[tick]
+        if len(self._ticks) > 2 * len(self._buckets) + STALE_TICKS_MAX:
+            self._ticks = sorted(self._buckets)
 
     def discard(self, timer: CallTimer) -> None:
         """Cancel the timer for good, and release its function.
@@ -183,7 +197,10 @@ class Timers:
         now_tick: i64 = started // TICK_MS
         while self._ticks and self._ticks[0] <= now_tick:
             tick = self._ticks[0]
-            bucket = self._buckets[tick]
+            bucket = self._buckets.get(tick)
+            if bucket is None:
+                heappop(self._ticks)
+                continue
             for timer in list(bucket):
                 if timer not in bucket:
                     continue  # cancelled by a timer that fired before
@@ -192,8 +209,7 @@ class Timers:
                 timer.fire()
                 if self.now_ms() - started >= RUN_MS_MAX:
                     return
-            heappop(self._ticks)
-            del self._buckets[tick]
+            self._buckets.pop(tick, None)  # a timer may have cancelled the last ones
 
     def _wake_at(self, tick: i64) -> None:
         if self._wake >= 0 and self._wake <= tick:
