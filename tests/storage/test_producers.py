@@ -295,6 +295,17 @@ def test_silent_producers_expire() -> None:
     assert producers.find(2, 1001 + SILENT_MS_MAX) is None
 
 
+def test_silent_producers_leave_the_memory() -> None:
+    """Kafka's clients take a new id at each start, so each log would have the last PRODUCERS_MAX starts for good."""
+    producers = Producers()
+    for hour in range(1000):
+        now_ms = hour * 3_600_000
+        assert producers.find(hour, now_ms) is None
+        producers.record(Producer(hour, 0, 0, hour, now_ms), hour)
+    assert [each.producer_id for each in producers.all()] == list(range(975, 1000))
+    assert len(producers.encode(1000)) < 2000
+
+
 def publish_and_ack(harness: Any, confirmed: dict[int, int]) -> None:
     """Two producers fill segments that are removed. `confirmed` gets the last confirmed sequence of each."""
     for turn in range(30):
