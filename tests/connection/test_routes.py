@@ -134,3 +134,18 @@ def test_route_cache_is_bounded(memory_broker: MemoryBroker, client: Client) -> 
     assert len(channel.publisher._routes) < 60
     client.publish(1, "a.b", [b"x"], PLAIN, "t")
     assert counts(memory_broker) == (1, 1)
+
+
+def test_routes_to_deleted_queues_leave_the_cache(memory_broker: MemoryBroker, client: Client) -> None:
+    """A server that answers to one reply queue after another would keep the last thousands of them in memory."""
+    for number in range(300):
+        client.publish(1, f"a.{number}", [b""], PLAIN, "t")
+    for number in range(2000):
+        client.say(1, spec.Queue.Declare(queue=f"reply-{number}"))
+        client.publish(1, f"reply-{number}", [b"x"], PLAIN, "")
+        client.say(1, spec.Queue.Delete(queue=f"reply-{number}"))
+        memory_broker.loop.run()
+    routes = client.connection.channels.by_number[1].publisher._routes
+    assert sum(route.version != route.source.version for route in routes.values()) <= 300
+    assert sum(route.version == route.source.version for route in routes.values()) == 300
+    assert counts(memory_broker) == (300, 0)

@@ -138,6 +138,8 @@ def sender_selected(headers: Mapping[str, object]) -> list[str]:
 
 ROUTES_MAX: Final = 4096
 ROUTE_BYTES_MAX: Final = 1024 * 1024
+ROUTES_SWEEP_MIN: Final = 256
+"""Routes from which on outdated ones are dropped."""
 EXCHANGES_MAX: Final = 64
 SENT_MAX: Final = 1024
 # Class id, method id and ticket of basic.publish.
@@ -169,6 +171,7 @@ class Publisher:
         self.reply_key = b""
         self._routes: dict[bytes, Route] = {}
         self._routes_size: i64 = 0
+        self._routes_sweep_at: i64 = ROUTES_SWEEP_MIN
         # Hits since the cache was last emptied; number of new routes that will not be cached.
         self._route_hits: i64 = 0
         self._routes_pause: i64 = 0
@@ -297,8 +300,7 @@ class Publisher:
 
     def forget_routes(self) -> None:
         """Empty the caches, because the permissions or the user of the session changed."""
-        self._routes.clear()
-        self._routes_size = 0
+        self._clear_routes()
         self._same_method = b""
         self._same_route = None
         self._exchanges.clear()
@@ -452,17 +454,36 @@ class Publisher:
         return route
 
     def _cache_route(self, method: bytes, route: Route) -> None:
+        if len(self._routes) >= self._routes_sweep_at:
+            self._drop_outdated_routes()
         if len(self._routes) >= ROUTES_MAX or self._routes_size > ROUTE_BYTES_MAX:
             if self._route_hits < ROUTES_MAX:
                 # These routing keys rarely repeat: caching their routes costs more than finding them again.
                 self._routes_pause = 16 * ROUTES_MAX
             self._route_hits = 0
-            self._routes.clear()
-            self._routes_size = 0
+            self._clear_routes()
         self._routes[method] = route
         self._same_method = method
         self._same_route = route
         self._routes_size += len(method) + 8 * len(route.destinations)
+
+    def _clear_routes(self) -> None:
+        self._routes.clear()
+        self._routes_size = 0
+        self._routes_sweep_at = ROUTES_SWEEP_MIN
+
+    def _drop_outdated_routes(self) -> None:
+        """Drop the routes to deleted queues, each of which keeps 3 KB of its queue in memory.
+
+        Cost: linear in the routes; runs when their number has doubled.
+        """
+        kept = {method: route for method, route in self._routes.items() if route.version == route.source.version}
+        self._clear_routes()
+        self._routes = kept
+        for method, route in kept.items():
+            self._routes_size += len(method) + 8 * len(route.destinations)
+        count: i64 = len(kept)
+        self._routes_sweep_at = max(2 * count, ROUTES_SWEEP_MIN)
 
 
 def _resolve(session: Session, method: bytes) -> tuple[Route, ExchangeStats, bool]:
