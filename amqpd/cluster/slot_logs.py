@@ -515,8 +515,9 @@ class SlotLogs:
         """Return the producer's partition of a position. Raises KeyError: the producer does not have it."""
         found = self._places.get((place.topic, place.number))
         if found is None or found.closed:  # its dedicated topic may have been deleted and created again
-            for each in self.producer.partitions:
-                self._places[each.topic.decode(), int(each.number)] = each
+            known = self.producer.partitions  # without those of deleted topics
+            self._places = {(each.topic.decode(), int(each.number)): each for each in known}
+            self._replicas = {each: self._replicas[each] for each in known if each in self._replicas}
             found = self._places[place.topic, place.number]
         return found
 

@@ -11,6 +11,9 @@ from kafka_in_memory import FakeKafka
 from profiles import examples
 from slot_in_memory import ACKS_TOPIC, TOPIC, Slot, next_owner, queue_id
 
+from amqpd.cluster.replicated_log import ReplicatedLog
+from amqpd.cluster.slot_logs import LogPosition
+from amqpd.cluster.storage import PlacedLog
 from amqpd.kafka.keyed_records import KeyedRecord, read_keyed
 from amqpd.kafka.requests import ProducerId
 from amqpd.storage.log.batch import BatchHeader
@@ -341,6 +344,31 @@ async def test_deleted_queue_leaves_no_ack_records() -> None:
     for batch in kafka.stored[ACKS_TOPIC, 0]:
         values_by_key.update({each.key: each.value for each in read_keyed(batch)})
     assert {key for key, value in values_by_key.items() if value is not None} == set()
+
+
+async def test_deleted_topics_leave_the_memory() -> None:
+    """Queues in topics of their own come and go: their partitions must not stay until the slot has another owner."""
+    slot = await Slot(FakeKafka()).open()
+    slot.append(b"kept")
+    slot.sync()
+    for number in range(1, 30):
+        partition = slot.producer.take_over(f"own-{number}", 0)
+        place = LogPosition(f"own-{number}", 0, int(partition.next_offset))
+        slot.storage.places[queue_id(number)] = PlacedLog(slot.logs, place)
+        log = slot.storage.open_queue("v", queue_id(number), f"q{number}", "/")
+        assert isinstance(log, ReplicatedLog)
+        await slot.wait_open(log)
+        slot.queues.append(log)
+        slot.append(b"x", number=1)
+        slot.sync()
+        slot.queues.pop().retire(lambda: None)
+        slot.end_turn()
+        slot.producer.partitions.remove(partition)
+    assert len(slot.logs._replicas) <= 3
+    assert len(slot.logs._places) <= 3
+    slot.append(b"later")
+    slot.sync()
+    assert slot.bodies() == [b"kept", b"later"]
 
 
 async def test_orphaned_logs_are_dropped() -> None:
