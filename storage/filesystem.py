@@ -35,6 +35,36 @@ class MappedBytes(Protocol):
     def close(self) -> None: ...
 
 
+class IndexOwner(Protocol):
+    """A sealed segment, which can read its indexes again."""
+
+    def drop_indexes(self) -> None: ...
+
+
+class LoadedIndexes:
+    """The sealed segments with indexes in memory. Above `bytes_max` those loaded first lose theirs. Loop thread only.
+
+    A look-up of an offset or a time loads 300 KiB for a segment of 64 MiB, and a stream can have thousands of them.
+    """
+
+    def __init__(self) -> None:
+        self.bytes_max = 64 << 20
+        self._bytes = 0
+        self._sizes: dict[IndexOwner, int] = {}
+
+    def add(self, owner: IndexOwner, size_bytes: int) -> None:
+        """Add a segment that has loaded an index. size_bytes: of both its indexes. Cost: 1 us."""
+        self.remove(owner)
+        self._sizes[owner] = size_bytes
+        self._bytes += size_bytes
+        while self._bytes > self.bytes_max and len(self._sizes) > 1:
+            next(iter(self._sizes)).drop_indexes()
+
+    def remove(self, owner: IndexOwner) -> None:
+        """Remove a segment, if it is here."""
+        self._bytes -= self._sizes.pop(owner, 0)
+
+
 class FileSystem:
     """System calls under their usual names. Methods raise OSError only."""
 
@@ -45,6 +75,7 @@ class FileSystem:
         self.make_room: Callable[[], bool] | None = None
         # Parent directories of logs whose names this process has synced.
         self.safe_directories: set[str] = set()
+        self.indexes = LoadedIndexes()
         self._libc: ctypes.CDLL | None = None
         self._null_fd = -1
         self.closer: Callable[[int], None] | None = None  # closes descriptors of deleted files; see `dispose`

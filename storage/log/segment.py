@@ -16,7 +16,7 @@ Files, named by the base offset in 20 digits:
 
 Both indexes are sparse and never synced, because they can be rebuilt from the log. Entries of the active segment are
 in memory; they reach `.index` at the end of a turn and `.timeindex` when the segment is sealed. Indexes of sealed
-segments are read when a look-up needs them.
+segments are read when a look-up needs them, and the last ones stay in memory (`LoadedIndexes`).
 
 A segment object is small and there is one per 64 MiB of log, so memory does not grow with the backlog. Descriptors
 and indexes are opened on demand and dropped by `release`.
@@ -298,7 +298,18 @@ class Segment:
             if not index.plausible(self.size) or (self.size > 4 * INTERVAL_BYTES and not len(index)):
                 return self.walk_index()
             self._index = index
+            self._on_loaded()
         return index
+
+    def _on_loaded(self) -> None:
+        if self.sealed:
+            size_bytes = sum([len(each.data) for each in (self._index, self._times) if each is not None])
+            self._filesystem.indexes.add(self, size_bytes)
+
+    def drop_indexes(self) -> None:
+        """Drop the indexes of a sealed segment. The next look-up reads them again."""
+        self._index = self._times = None
+        self._filesystem.indexes.remove(self)
 
     def index_next(self) -> None:
         """Give the next batch an index entry, at any distance from the last one."""
@@ -335,6 +346,7 @@ class Segment:
             expected = header.last_offset + 1
         index.flushed = 0
         self._index = index
+        self._on_loaded()
         try:
             self._filesystem.replace_file(self.prefix + ".index", bytes(index.data), sync=False)
             index.flushed = len(index.data)
@@ -395,6 +407,7 @@ class Segment:
         times = self._times
         if times is None:
             times = self._times = TimeIndex(self._stored(".timeindex"))
+            self._on_loaded()
         return times
 
     def latest_ms(self) -> int:
@@ -519,7 +532,7 @@ class Segment:
             file.close()
         self.log_file = self.settled_file = self._index_file = None
         if self.sealed:
-            self._index = self._times = None
+            self.drop_indexes()
 
     def files(self) -> list[str]:
         """Return the paths to remove with the segment. `.settled` is last: it shows that the removal was intended."""
