@@ -130,12 +130,16 @@ class LogFileResponse(web.StreamResponse):
             await asyncio.sleep(0.001)
         if transport.is_closing():
             raise ConnectionResetError("the connection is closing")
-        target = os.dup(transport.get_extra_info("socket").fileno())
         cancelled = threading.Event()
-        # The thread owns both descriptors: it can still run after this handler was cancelled.
-        job = loop.run_in_executor(_threads, _send_range, target, os.dup(fd), start, stop - start, cancelled)
         try:
-            await job
+            target = os.dup(transport.get_extra_info("socket").fileno())
+            try:
+                source = os.dup(fd)
+            except OSError:
+                os.close(target)
+                raise
+            # The thread owns both descriptors: it can still run after this handler was cancelled.
+            await loop.run_in_executor(_threads, _send_range, target, source, start, stop - start, cancelled)
         except OSError as error:
             transport.abort()
             raise ConnectionResetError(str(error)) from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
 import socket
 from pathlib import Path
@@ -95,6 +97,41 @@ def test_memory_of_a_client_that_hangs_up_is_free_again(
         await server.close()
 
     asyncio.run(run())
+
+
+def count_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_descriptors_are_given_back_if_there_are_too_few(
+    data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each such request would keep its client's connection open, and the next ones find fewer."""
+    calls, duplicate = 0, os.dup
+
+    def dup(fd: int) -> int:
+        nonlocal calls
+        calls += 1
+        if calls % 2 == 0:
+            raise OSError(errno.EMFILE, "too many open files")
+        return duplicate(fd)
+
+    async def run() -> None:
+        server = await serve(tmp_path)
+        monkeypatch.setattr(os, "dup", dup)
+        before = count_descriptors()
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert len(await reader.read()) < COMPRESSED_MAX
+            writer.close()
+            await writer.wait_closed()
+        assert calls == 10
+        while count_descriptors() > before:  # noqa: ASYNC110 - the test's time limit ends it
+            await asyncio.sleep(0.01)
+        await server.close()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
 
 
 def test_budget_is_never_overdrawn() -> None:
