@@ -498,6 +498,24 @@ class TestDrop:
         jump(room, 200)
         assert room.bodies(room.vhost.queues["later"]) == [b"new"]
 
+    @pytest.mark.parametrize("restarts", [False, True])
+    def test_deleted_exchange_leaves_no_directory(self, room: Any, restarts: bool) -> None:
+        """Also if all of its messages were delivered before."""
+        for _ in range(3):
+            declare(room)
+            publish_delayed(room, 100, b"x")
+            jump(room, 3 * DAY)
+            assert directories(room) == []
+            if restarts:
+                publish_delayed(room, DAY, b"y")
+                restart(room)
+                jump(room, 3 * DAY)
+            exchanges.delete_exchange(room.vhost, room.vhost.exchanges["later"], False)
+            room.turns()
+        root = room.storage.delay_chain(room.vhost.id)[-1]
+        assert list(Path(root).iterdir()) == []
+        assert not [each for each in room.storage.filesystem.safe_directories if each.startswith(f"{root}/")]
+
     @pytest.mark.parametrize("durable", [True, False])
     def test_delete_is_answered_after_rename_of_directory(
         self, room: Any, durable: bool, monkeypatch: pytest.MonkeyPatch

@@ -266,6 +266,7 @@ class DelayScheduler(DelayHooks):
             storage.directory_remover.remove(root)
             return
         wheel = self.wheel(vhost.name, vhost.id, name)
+        wheel.has_directory = True
         exchange.wheel = wheel
         storage.require_delay_format()
         if wheel.buckets:

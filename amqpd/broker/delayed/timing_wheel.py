@@ -139,6 +139,7 @@ class TimingWheel(DelayHook):
 
     Attributes:
         folder: directory of its buckets in the vhost's `delays`.
+        has_directory: a bucket was made in `folder`, so that it may exist.
         old_folders: more directories, from an earlier process (`DelayScheduler._begin_folder`).
         cascade_count: count of completed cascades. A caller that reads buckets in slices starts again when it changes.
         queued: the wheel is in the scheduler's queue.
@@ -160,6 +161,7 @@ class TimingWheel(DelayHook):
         self.vhost_id = vhost_id
         self.exchange = exchange
         self.folder = folder
+        self.has_directory = False
         self.old_folders: list[str] = []
         self.buckets: dict[Bucket, None] = {}
         self.cascade_count: i64 = 0
@@ -205,6 +207,7 @@ class TimingWheel(DelayHook):
 
     def _make(self, place: BucketKey, parent: str) -> Bucket:
         scheduler = self.scheduler
+        self.has_directory = True
         name = new_name(place, parent)
         chain = scheduler.storage.delay_chain(self.vhost_id, self.folder, name)
         store = scheduler.storage.create_log(chain, self.exchange, self.vhost, self.vhost_id)
@@ -521,7 +524,7 @@ class TimingWheel(DelayHook):
         for folder in (self.folder, *self.old_folders):
             chain = storage.delay_chain(self.vhost_id, folder)
             stores = [bucket.store for bucket in buckets if bucket.chain[:-1] == chain]
-            if stores:
+            if self.has_directory:
                 storage.retire_directory(chain, stores, gone)
             else:
                 gone()
