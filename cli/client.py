@@ -186,7 +186,8 @@ class ApiClient:
         """Send one request. Return the answer, which can be a refusal.
 
         Raises:
-            ApiRefused: 69 if the broker is unreachable, 75 if it is silent, 77 if the user is not allowed
+            ApiRefused: 69 if the broker is unreachable or another server answers, 75 if the broker is silent, 77 if
+                the user is not allowed
             AppStopped, AppRuns: the broker said so
             UsageError: a bad URI
         """
@@ -213,10 +214,17 @@ class ApiClient:
             if self._has_found_another():
                 return self.send(method, path, body, headers)
             raise self._unreachable(error) from None
+        try:
+            answer = ApiAnswer(response.status, json.loads(text) if text else None)
+        except ValueError:  # another server, or a proxy with a page of its own
+            shown = text[:200].decode("utf-8", "replace")
+            answer = ApiAnswer(response.status, {"error": shown})
+            if answer.ok:
+                why = f"it answered HTTP {response.status} with something else than JSON: {shown[:60]!r}"
+                raise self._unreachable(ValueError(why)) from None
         if response.status in {401, 403}:
-            raise ApiRefused(NO_PERMISSION, self._not_allowed(ApiAnswer(response.status, _decoded(text))))
+            raise ApiRefused(NO_PERMISSION, self._not_allowed(answer))
         self.missing.update(filter(None, (response.getheader(MISSING) or "").split(",")))
-        answer = ApiAnswer(response.status, _decoded(text))
         if answer.status == 503 and isinstance(answer.data, dict) and answer.data.get("error") == "app_stopped":
             raise AppStopped
         if answer.status == 409 and isinstance(answer.data, dict) and answer.data.get("error") == "app_running":
@@ -331,13 +339,6 @@ def quoted(name: str) -> str:
     from urllib.parse import quote
 
     return quote(name, safe="")
-
-
-def _decoded(text: bytes) -> Any:
-    try:
-        return json.loads(text) if text else None
-    except ValueError:
-        return {"error": text[:200].decode("utf-8", "replace")}
 
 
 def _unix_connection(path: str, timeout_s: float | None) -> HTTPConnection:

@@ -240,6 +240,23 @@ def test_unexpected_answer_is_shown(broker: FakeBroker, ctl: Ctl) -> None:
     assert ctl("list_users", "-q") == (69, "", "Error:\nthe broker answered HTTP 418\n")
 
 
+@pytest.mark.parametrize(
+    "line", ["list_users", "status", "ping", "add_vhost v", "set_permissions guest .* .* .*", "export_definitions f"]
+)
+def test_page_of_another_server_is_no_success(
+    broker: FakeBroker, ctl: Ctl, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    """A proxy that wants a login, or another program at this port, answers every request with 200 and a page."""
+    monkeypatch.chdir(broker.data_dir)
+    page = (200, b"<!DOCTYPE html><title>Sign in</title>")
+    monkeypatch.setattr(broker, "answers", type("Same", (), {"get": lambda *_: page})())
+    found = ctl(*line.split(), "--uri", f"http://u:secret@127.0.0.1:{broker.tcp_port}")
+    assert found.code == 69
+    assert "answered HTTP 200 with something else than JSON: '<!DOCTYPE html><title>Sign in</title>'" in found.err
+    assert "secret" not in found.err
+    assert not Path("f").exists()
+
+
 def test_wrong_password_gives_advice(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/users"] = (401, {"error": "not_authorized", "reason": "Login failed"})
     found = ctl("list_users", "--uri", f"http://u:secret@127.0.0.1:{broker.tcp_port}")
