@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from pathlib import Path
 
 import pika
@@ -155,6 +156,18 @@ def test_job_without_a_broker_writes_the_offset_file(tmp_path):
     retained.write_offset(tmp_path, "nightly", 5)
     retained.write_offset(tmp_path, "nightly", 3)
     assert retained._decode(path.read_bytes(), path.name) == (5, 77)
+
+
+def test_job_of_root_leaves_the_offset_file_to_the_broker_s_user(tmp_path, monkeypatch):
+    """The broker could not open the queue any more if the file belonged to root."""
+    owners = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "chown", lambda path, uid, gid: owners.append((str(path), uid, gid)))
+    path = tmp_path / "export-nightly.offset"
+    path.write_bytes(retained._encode(0, 77))
+    retained.write_offset(tmp_path, "nightly", 5)
+    folder = tmp_path.stat()
+    assert owners == [(str(path), folder.st_uid, folder.st_gid)]
 
 
 # -- with a broker
