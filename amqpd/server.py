@@ -471,6 +471,20 @@ def _private_directory(path: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
 
 
+def _owner_warning(data_dir: Path) -> str:
+    """Return a warning if root uses the directory of another user's broker; "" otherwise."""
+    try:
+        owner = (data_dir / ".lock").stat().st_uid
+    except OSError:  # everything is in memory
+        return ""
+    if os.geteuid() != 0 or owner == 0:
+        return ""
+    return (
+        f"amqpd runs as root, and {data_dir} belongs to user {owner}, whose broker cannot read what root writes; "
+        f"after the stop: chown -R {owner} {data_dir}"
+    )
+
+
 def _reason(error: Exception) -> str:
     """Return the text of an error without its number, and with its file, if any."""
     if isinstance(error, OSError) and error.strerror:
@@ -525,6 +539,8 @@ async def serve(
     process.watch(loop, output, server.stop, server.on_sighup)
     if interpreted := warning():
         log.warning(interpreted)
+    if other_owner := _owner_warning(settings.data_dir):
+        log.warning(other_owner)
     for note in notes:
         log.warning("%s", note)
     ready = server.ready_line(started)

@@ -513,6 +513,22 @@ def test_directory_in_place_of_a_file_is_named(tmp_path: Path, name: str) -> Non
     assert str(tmp_path / name) in result.stderr
 
 
+def test_start_as_root_on_the_data_of_another_user_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That user's next broker cannot read the files that root has written, so that queues are down."""
+    assert server._owner_warning(tmp_path) == ""  # a broker without files
+    (tmp_path / ".lock").touch()
+    assert server._owner_warning(tmp_path) == ""
+    if os.geteuid() == 0:
+        os.chown(tmp_path / ".lock", 65534, -1)
+    owner = (tmp_path / ".lock").stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    found = server._owner_warning(tmp_path)
+    assert f"{tmp_path} belongs to user {owner}" in found
+    assert f"chown -R {owner} {tmp_path}" in found
+
+
 def test_path_that_standard_output_cannot_encode_is_escaped(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "dä", env={"PYTHONIOENCODING": "ascii"}) as broker:
         assert broker.ready is not None
