@@ -137,8 +137,9 @@ def unix_socket(path: Path) -> socket.socket:
                 os.umask(umask)
             sock.listen(HTTP_BACKLOG)
             sock.setblocking(False)
-        except OSError:
+        except OSError as error:
             sock.close()
+            error.filename = str(path)
             raise
         return sock
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -214,6 +215,17 @@ class TestUnixSocket:
         finally:
             os.umask(before)
         assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
+
+    def test_socket_that_cannot_be_created_is_named(self, tmp_path, monkeypatch):
+        """A disk without free inodes, or one that knows no sockets: `No space left on device` alone names nothing."""
+
+        class FullDisk(socket.socket):
+            def bind(self, address):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(socket, "socket", FullDisk)
+        with pytest.raises(OSError, match=r"No space left on device: '\S*/s'"):
+            unix_socket(tmp_path / "s")
 
     def test_stale_socket_is_replaced(self, tmp_path):
         unix_socket(tmp_path / "s").close()
