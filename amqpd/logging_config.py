@@ -112,6 +112,7 @@ class LogOutput(logging.StreamHandler[TextIO]):
             self._reader.register(self._descriptor, select.POLLOUT)
         # Records that were dropped since the reader stopped.
         self.dropped_count = 0
+        self._dropped_text = ""
         # Time left for waits, and the time from which on it is READER_WAIT_S again.
         self._wait_left_s = 0.0
         self._waits_end_s = 0.0
@@ -123,15 +124,17 @@ class LogOutput(logging.StreamHandler[TextIO]):
         try:
             lines = self.format(record) + self.terminator
             if self.dropped_count:
-                text = _DROPPED if self.path is None else _UNWRITTEN
-                gap = logging.LogRecord(__name__, logging.WARNING, "", 0, text, (self.dropped_count,), None)
+                count, text = self.dropped_count, self._dropped_text
+                gap = logging.LogRecord(__name__, logging.WARNING, "", 0, text, (count,), None)
                 lines = f"\n{self.format(gap)}{self.terminator}{lines}"
             if self._write(lines.encode("utf-8", "backslashreplace")):
                 self.dropped_count = 0
             else:
                 self.dropped_count += 1
+                self._dropped_text = _DROPPED
         except OSError as error:
             self.dropped_count += 1
+            self._dropped_text = _UNWRITTEN
             if self.path is not None and self.dropped_count == 1 and sys.stderr is not None:
                 with suppress(OSError):
                     sys.stderr.write(f"amqpd: log.file {self.path} cannot be written: {error.strerror}\n")
@@ -139,7 +142,7 @@ class LogOutput(logging.StreamHandler[TextIO]):
             self.handleError(record)
 
     def _write(self, data: bytes) -> bool:
-        """Write to a file, a pipe or a terminal. Return whether all of it was written; raises OSError of a file.
+        """Write to a file, a pipe or a terminal. Return whether all of it was written; raises OSError.
 
         Cost: 1 us more than a write.
         """
@@ -188,11 +191,12 @@ class LogOutput(logging.StreamHandler[TextIO]):
 
 
 _DROPPED: Final = "%d records were dropped, because the reader of the log did not read"
-_UNWRITTEN: Final = "%d records were dropped, because log.file could not be written"
+_UNWRITTEN: Final = "%d records were dropped, because the log could not be written"
 
 
 def _writable(stream: TextIO | None) -> int:
-    """Return the descriptor of a stream whose reader can stop: a pipe, a terminal or a socket. Otherwise -1.
+    """Return the descriptor of a stream that may take nothing for a while: a pipe, a terminal or a socket whose reader
+    has stopped, a file on a full disk. Otherwise -1.
 
     For a terminal it is another one, which does not block. The flag of the stream itself is shared with other
     processes, such as a shell.
@@ -207,7 +211,7 @@ def _writable(stream: TextIO | None) -> int:
             return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:  # the terminal of another user: it may block
             return descriptor
-    return descriptor if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else -1
+    return descriptor if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISREG(mode) else -1
 
 
 def begin(settings: LogSettings) -> LogOutput:

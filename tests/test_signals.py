@@ -7,6 +7,7 @@ import logging
 import os
 import pty
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -321,6 +322,24 @@ class TestFormats:
         output.stream.close()
         assert (tmp_path / "log").read_text().splitlines()[0] == "before"
 
+    def test_full_disk_of_standard_error_is_reported_when_it_has_room(self, tmp_path, monkeypatch):
+        """As with `amqpd 2>file`: the torn line ends, and a line says how many records are missing."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        with (tmp_path / "log").open("w") as stream:
+            monkeypatch.setattr(sys, "stderr", stream)
+            output = logging_config.LogOutput(LogSettings())
+            output.handle(self.record("first"))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (stream.tell() + 20, hard))
+            try:
+                for number in range(3):
+                    output.handle(self.record("%d", number))
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            output.handle(self.record("last"))
+        first, torn, gap, last = (tmp_path / "log").read_text().splitlines()
+        assert (first[-5:], len(torn), last[-4:]) == ("first", 20, "last")
+        assert gap.endswith(" 3 records were dropped, because the log could not be written")
+
     def test_full_disk_is_one_line_and_rotation_ends_it(self, tmp_path, capfd):
         """The space of a file that was removed is free when it is closed, so `reopen` must not write to it."""
         output = logging_config.LogOutput(LogSettings(file=Path("/dev/full")))
@@ -332,7 +351,7 @@ class TestFormats:
         output.stream.close()
         assert capfd.readouterr().err == "amqpd: log.file /dev/full cannot be written: No space left on device\n"
         *_, gap, last = output.path.read_text().splitlines()
-        assert gap.endswith(" 3 records were dropped, because log.file could not be written")
+        assert gap.endswith(" 3 records were dropped, because the log could not be written")
         assert last.endswith("after")
 
     def test_full_disk_without_standard_error(self, tmp_path, monkeypatch):
