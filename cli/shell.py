@@ -2,7 +2,8 @@
 
 `completion SHELL` prints a script for bash, zsh or fish. The script runs `autocomplete` for every word. It
 therefore has the commands of this version, and the names of queues, vhosts and users of the broker in the command
-line. If that broker does not answer within NAMES_S, there is no completion and no message.
+line. If that broker does not answer within NAMES_S, there is no completion and no message. The script of bash quotes
+completions, because a name may have blanks or `$(...)`; zsh and fish quote them themselves.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ _SCRIPTS: Final = {
     "bash": """\
 # amqpctl and RabbitMQ's names for it, completed. Source it from ~/.bashrc:  source <(amqpctl completion bash)
 _amqpctl() {{
-    local IFS=$'\\n'
+    local IFS=$'\\n' each words=("${{COMP_WORDS[@]:1:COMP_CWORD}}")
     compopt -o default 2>/dev/null
-    mapfile -t COMPREPLY < <("${{COMP_WORDS[0]}}" autocomplete -- "${{COMP_WORDS[@]:1:COMP_CWORD-1}}" \
-"${{COMP_WORDS[COMP_CWORD]}}" 2>/dev/null)
+    COMPREPLY=()
+    while read -r each; do
+        printf -v each %q "$each"
+        COMPREPLY+=("$each")
+    done < <("${{COMP_WORDS[0]}}" autocomplete -- "${{words[@]//\\\\/}}" 2>/dev/null)
 }}
 complete -F _amqpctl {tools}
 """,
@@ -42,7 +46,7 @@ complete -F _amqpctl {tools}
 # amqpctl and RabbitMQ's names for it, completed. From ~/.zshrc, behind compinit:  source <(amqpctl completion zsh)
 _amqpctl() {{
     local -a found
-    found=("${{(@f)$("${{words[1]}}" autocomplete -- "${{(@)words[2,CURRENT]}}" 2>/dev/null)}}")
+    found=("${{(@f)$("${{words[1]}}" autocomplete -- "${{(@Q)words[2,CURRENT]}}" 2>/dev/null)}}")
     (( ${{#found[1]}} )) && compadd -a found || _files
 }}
 compdef _amqpctl {tools}

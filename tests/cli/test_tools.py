@@ -190,6 +190,38 @@ def test_shell_completes_with_sourced_script(ctl: Ctl, tmp_path: Path, shell: st
         assert (process.returncode, process.stdout.split(), process.stderr) == (0, found, ""), line
 
 
+@pytest.mark.parametrize(
+    ("shell", "entered"),
+    [
+        ("bash", 'IFS=" "; eval "printf %s ${{COMPREPLY[*]}}"'),
+        ("zsh", ""),  # zsh and fish quote completions themselves
+    ],
+)
+def test_completed_name_is_one_word_and_no_command(ctl: Ctl, tmp_path: Path, shell: str, entered: str) -> None:
+    """A client chooses the names of its queues: a key of the administrator's shell must not execute one."""
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not installed: apt install {shell}")
+    name = "a $(touch owned) `touch owned` 'b"
+    tool = tmp_path / "rabbitmq-queues"
+    tool.write_text(f"""#!/bin/sh\nprintf '%s\\n' "$@" > words\ncat <<'END'\n{name}\nEND\n""")
+    tool.chmod(0o700)
+    script = tmp_path / "completion"
+    script.write_text(ctl("completion", shell).out, "utf-8")
+    words = f"{tool} -p 'my\\ shop' purge_queue 'a\\ '"
+    template = COMPLETION_SCRIPTS[shell]
+    if entered:
+        template = template[: template.index("printf")] + entered
+    text = template.format(script=script, words=words, last=4, tool=tool)
+    plain = {"bash": ["--norc"], "zsh": ["-f"]}[shell]
+    process = subprocess.run(
+        [program, *plain, "-c", text], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+    )
+    assert (process.stdout.rstrip("\n"), process.stderr) == (name, "")
+    assert (tmp_path / "words").read_text().splitlines() == ["autocomplete", "--", "-p", "my shop", "purge_queue", "a "]
+    assert not (tmp_path / "owned").exists()
+
+
 @pytest.mark.parametrize("shell", COMPLETION_SCRIPTS)
 def test_completion_script_names_each_tool(ctl: Ctl, shell: str) -> None:
     script = ctl("completion", shell)
