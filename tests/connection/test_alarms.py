@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -178,6 +179,38 @@ def test_limits_change_at_run_time(rig: AlarmRig) -> None:
     assert rig.check_with(11, 1000) == [""]
     rig.alarms.limit_memory_share(0.01)
     assert rig.check_with(11, 1000) == ["low on memory"]
+
+
+def test_limits_follow_the_memory_that_the_process_may_use(rig: AlarmRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`docker update --memory` and a pod that is resized change the cgroup of a running process."""
+
+    def after_a_minute(total_bytes: int) -> int:
+        monkeypatch.setattr(alarms, "total_memory_bytes", lambda: total_bytes)
+        for _ in range(alarms.TOTAL_TICKS):
+            rig.alarms._tick()
+        return rig.alarms.memory_limit_bytes
+
+    assert [after_a_minute(total) for total in (500, 2000)] == [200, 800]
+    rig.alarms.limit_memory_bytes(600)
+    assert [after_a_minute(total) for total in (500, 2000)] == [500, 600]
+    assert rig.alarms.memory_total_bytes == 2000
+
+
+def test_memory_is_not_read_without_a_free_descriptor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The machine's memory would replace the lower limit of the cgroup."""
+
+    def fails(_: object) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Path, "read_bytes", fails)
+    with pytest.raises(OSError, match="Too many open files"):
+        alarms.total_memory_bytes()
+    monkeypatch.undo()
+    (tmp_path / "own").write_text("0::/a\n")
+    monkeypatch.setattr(alarms, "_OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(Path, "read_text", fails)
+    with pytest.raises(OSError, match="Too many open files"):
+        alarms.total_memory_bytes()
 
 
 def test_failed_reading_keeps_alarms(rig: AlarmRig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 1.0
+# Checks after which the memory of the machine or cgroup is read again.
+TOTAL_TICKS: Final = 60
 REASONS: Final = {"memory": "low on memory", "disk": "low on disk"}
 STORE: Final = "store"
 _TEXTS: Final = {**REASONS, STORE: "Kafka does not keep up"}
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _OWN_CGROUPS: Final = Path("/proc/self/cgroup")
 
@@ -30,9 +34,11 @@ class Alarms:
     """Memory and disk alarms.
 
     Each second, `Alarms` compares resident memory with a share of the memory of the machine or cgroup, and free disk
-    space with a limit. During an alarm, a connection is paused at its next publish. If that publish has a body, it
-    waits, and so does all data behind it. A client that supports it gets connection.blocked. Consumers continue.
-    With two alarms, both must end.
+    space with a limit. The share follows a changed limit of the cgroup within a minute.
+
+    During an alarm, a connection is paused at its next publish. If that publish has a body, it waits, and so does all
+    data behind it. A client that supports it gets connection.blocked. Consumers continue. With two alarms, both must
+    end.
 
     amqpctl can change the limits and raise alarms until the next start. An alarm raised by hand ends only by hand.
 
@@ -58,6 +64,10 @@ class Alarms:
     ) -> None:
         self.memory_total_bytes = total_memory_bytes()
         self.memory_limit_bytes = 0
+        # The limit as it was set: a share, or bytes if they are not 0.
+        self._memory_share = 0.0
+        self._memory_bytes = 0
+        self._ticks_left = TOTAL_TICKS
         self.disk_free_limit_bytes = 0
         self.apply_config(limits)
         self.memory_used_bytes = 0
@@ -76,7 +86,8 @@ class Alarms:
 
     def limit_memory_share(self, share: float) -> None:
         """Set the memory limit as a share of the total, 0 to 1. Applies from the next check."""
-        self.memory_limit_bytes = int(self.memory_total_bytes * share)
+        self._memory_share, self._memory_bytes = share, 0
+        self._limit_memory()
 
     def apply_config(self, limits: LimitSettings, former: LimitSettings | None = None) -> None:
         """Apply the limits of the settings, from the next check.
@@ -98,7 +109,23 @@ class Alarms:
 
     def limit_memory_bytes(self, limit_bytes: int) -> None:
         """Set the memory limit in bytes. rabbit: at most the total memory."""
-        self.memory_limit_bytes = min(limit_bytes, self.memory_total_bytes)
+        self._memory_bytes = limit_bytes
+        self._limit_memory()
+
+    def _limit_memory(self) -> None:
+        asked_bytes = self._memory_bytes or int(self.memory_total_bytes * self._memory_share)
+        self.memory_limit_bytes = min(asked_bytes, self.memory_total_bytes)
+
+    def _follow_total(self) -> None:
+        """Read the total memory again: the limit of a container can change while it runs. Cost: 0.1 ms."""
+        try:
+            total_bytes = total_memory_bytes()
+        except OSError:  # no free descriptor
+            return
+        if total_bytes != self.memory_total_bytes:
+            log.info("the memory of the machine or cgroup is now %d bytes", total_bytes)
+            self.memory_total_bytes = total_bytes
+            self._limit_memory()
 
     def raise_by_hand(self, kind: str) -> None:
         """Raise an alarm now, until `clear_by_hand`. The kind is memory or disk."""
@@ -120,6 +147,10 @@ class Alarms:
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(TICK_S, self._tick)
+        self._ticks_left -= 1
+        if not self._ticks_left:
+            self._ticks_left = TOTAL_TICKS
+            self._follow_total()
         self.check()
 
     def check(self) -> None:
@@ -175,12 +206,17 @@ def resident_bytes() -> int:
 
 
 def total_memory_bytes() -> int:
-    """Return the memory of the machine, or the lowest limit of the cgroups above this process if it is lower."""
+    """Return the memory of the machine, or the lowest limit of the cgroups above this process if it is lower.
+
+    Raises OSError if no descriptor is free to read the limits.
+    """
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in _cgroup_limits():
         try:
             text = path.read_text().strip()
-        except OSError:
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTOR:
+                raise
             continue  # not mounted, or a container sees its own cgroup as the root
         if text.isdigit():
             total = min(total, int(text))
@@ -191,7 +227,9 @@ def _cgroup_limits() -> Iterator[Path]:
     """Yield the files with memory limits, of version 2 and version 1, from the process's cgroup to the root."""
     try:
         lines = os.fsdecode(_OWN_CGROUPS.read_bytes()).splitlines()
-    except OSError:
+    except OSError as error:
+        if error.errno in _NO_DESCRIPTOR:
+            raise
         lines = ["0::/", "1:memory:/"]
     for line in lines:
         _, controllers, name = line.split(":", 2)
