@@ -692,15 +692,12 @@ class Storage(LogKeeper):
 
     def _close_clean(self) -> None:
         self._sync_unopened()
-        for store in self._stores:
-            if store.ready:
-                store.write_shutdown_state()
+        self._write_shutdown_state([store for store in self._stores if store.ready])
         self.commits.sync_all(self._stores, self.data_directory.lock_fd)
         # Their messages moved to other logs, or their transaction was aborted, which the sync above made safe.
         late = [store for store in self._stores if store.has_unwritten_acks or (store.ready and store.unsynced)]
         if late:
-            for store in late:
-                store.write_shutdown_state()
+            self._write_shutdown_state(late)
             self.commits.sync_all(late, self.data_directory.lock_fd)
         if not self.journal.stopped:
             try:
@@ -710,6 +707,12 @@ class Storage(LogKeeper):
         self._mark_clean()
         if self._recovery_queue.cut_noted:
             self.data_directory.remove_boot_id()
+
+    def _write_shutdown_state(self, stores: list[LocalLog]) -> None:
+        for store in stores:
+            store.write_shutdown_state()
+            if self.filesystem.has_too_many_open:
+                store.close_unsynced_files()
 
     def _mark_clean(self) -> None:
         """Write the clean-shutdown marks. Many of them share one sync: a sync for each takes minutes on a slow disk."""

@@ -113,6 +113,29 @@ def test_descriptors_used_by_sockets_fail_no_append(make_harness: Callable[..., 
     assert [record.body for record in stores[100].cursor.read(0, 1000).records] == [b"0", b"1"]
 
 
+def test_clean_stop_of_more_logs_than_descriptors(make_harness: Callable[..., Any], caplog: Any) -> None:
+    """Every log gets its last acks and its mark. Otherwise acked messages come again after a clean stop."""
+    harness = make_harness(open_file_count_max=BOUND)
+    stores = create_logs(harness)
+    descriptors = Descriptors(harness, 2 * BOUND)
+    append_all(stores, b"first")
+    append_all(stores, b"second")
+    harness.end_turn()
+    for store in stores:
+        store.mark_delivered(0)
+        store.ack(0, 5)
+    harness.storage.close(clean=True)
+    assert descriptors.most <= BOUND + 8
+    assert [record.message for record in caplog.records if record.levelname != "INFO"] == []
+    harness.filesystem = harness.filesystem.crashed(1)
+    harness._open_storage()
+    for store in stores:
+        assert harness.filesystem.exists(f"{store.directory}/clean-shutdown")
+        reopened = harness.storage.open_queue("v", store.queue_id, store.name)
+        assert [record.offset for record in reopened.cursor.read(0, 1000).records] == [1]
+        assert not reopened.redelivered(1)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_clean_stop_syncs_many_logs_together(make_harness: Callable[..., Any], fails: bool) -> None:
     """A sync for each clean-shutdown mark would let the stop of 20,000 queues take a minute."""
