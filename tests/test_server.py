@@ -35,6 +35,7 @@ from amqpd._build import is_compiled
 from amqpd.config import load
 from amqpd.connection import server as amqp_server
 from amqpd.logging_config import LogOutput
+from amqpd.management import front_end
 from amqpd.management.front_end import AdminFrontEnd
 from amqpd.management.server import AdminServer
 from amqpd.storage.storage import Storage
@@ -228,6 +229,30 @@ async def test_clients_are_refused_if_the_http_server_does_not_start(
         assert "the admin API is not available: no room" in caplog.text
         _, writer = await asyncio.open_connection("127.0.0.1", running.port("amqp"))
         writer.close()
+
+
+async def test_http_server_starts_later_if_no_descriptor_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a restart, many clients reconnect at once, just when the modules of the HTTP server are read."""
+    failures = [OSError(errno.EMFILE, os.strerror(errno.EMFILE)), ImportError("x.so: Too many open files")]
+    create = AdminServer.__init__
+
+    def fail_first(*arguments: Any) -> None:
+        if failures:
+            raise failures.pop()
+        create(*arguments)
+
+    monkeypatch.setattr(AdminServer, "__init__", fail_first)
+    monkeypatch.setattr(front_end, "RETRY_S", 0.01)
+    async with embedded(tmp_path) as running:
+        reader, writer = await asyncio.open_unix_connection(running.settings.data_dir / "amqpctl.sock")
+        writer.write(b"GET /api/whoami HTTP/1.0\r\n\r\n")
+        async with asyncio.timeout(30):
+            assert b" 200 " in await reader.readline()
+        writer.close()
+    assert caplog.text.count("the admin API starts when a descriptor is free: x.so: Too many open files") == 1
+    assert "not available" not in caplog.text
 
 
 async def test_unused_admin_sockets_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

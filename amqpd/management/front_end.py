@@ -8,7 +8,9 @@ the sockets queue connections.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 from typing import TYPE_CHECKING, Final
 
 from amqpd import tls
@@ -30,6 +32,9 @@ log = logging.getLogger(__name__)
 
 SECTION: Final = "http.tls"
 UNIX_SOCKET: Final = "amqpctl.sock"
+RETRY_S: Final = 1.0
+# Also the text of an ImportError, if the loader of shared libraries has found no free descriptor.
+_NO_DESCRIPTOR: Final = os.strerror(errno.EMFILE)
 
 
 class AdminFrontEnd(FrontEnd):
@@ -54,6 +59,7 @@ class AdminFrontEnd(FrontEnd):
         self.make_cluster_api: Callable[[], ClusterApi] | None = None
         """Creates the interface to the other nodes of the cluster. Set before `start`; None for a single node."""
         self._starting: asyncio.Task[None] | None = None
+        self._is_late = False
         self._tls: ssl.SSLContext | None = None
 
     async def start(self) -> None:
@@ -85,11 +91,22 @@ class AdminFrontEnd(FrontEnd):
             self._starting.add_done_callback(self._on_started)
 
     def _on_started(self, task: asyncio.Task[None]) -> None:
-        """If the HTTP server did not start, log why and refuse its clients. AMQP continues without it."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the admin API is not available: %s", error, exc_info=error)
-            for sock in self._sockets():
-                sock.close()
+        """If the HTTP server did not start, log why and refuse its clients. AMQP continues without it.
+
+        Without a free descriptor for its modules, try again: connections wait in the backlog.
+        """
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if self._admin is None and _NO_DESCRIPTOR in str(error):
+            if not self._is_late:
+                log.warning("the admin API starts when a descriptor is free: %s", error)
+            self._is_late = True
+            self._starting = None
+            self._broker.loop.call_later(RETRY_S, self.start_http)
+            return
+        log.error("the admin API is not available: %s", error, exc_info=error)
+        for sock in self._sockets():
+            sock.close()
 
     def _sockets(self) -> list[socket.socket]:
         others = self._unix_socket, self._metrics_socket
