@@ -33,6 +33,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -126,6 +127,9 @@ def watch(
             output.reopen()
         except OSError as error:
             log.error("SIGUSR1: %s; the log continues in the old file", error)
+            if sys.stderr is not None:
+                with suppress(OSError):  # the old file may be removed
+                    sys.stderr.write(f"amqpd: {error}; the log continues in the old file\n")
             return
         log.info("SIGUSR1: the log file is opened again")
 

@@ -274,6 +274,18 @@ def test_sigusr1_reopens_log_file(tmp_path):
     assert first["level"] == "info" and first["time"].endswith("Z")
 
 
+def test_log_file_that_cannot_be_opened_again_is_reported_on_standard_error(tmp_path):
+    """The old file, which has the error too, may be removed."""
+    file = tmp_path / "logs" / "amqpd.log"
+    file.parent.mkdir()
+    with BrokerProcess(tmp_path / "data", settings={"log.file": file}) as broker:
+        file.unlink()
+        file.parent.rmdir()
+        os.kill(broker.pid, signal.SIGUSR1)
+        text = wait_for_log(broker, "cannot be opened")
+    assert f"log.file {file} cannot be opened: No such file or directory; the log continues in the old file" in text
+
+
 def test_log_file_that_cannot_be_opened_is_reported(tmp_path):
     command = [sys.executable, "-P", "-m", "amqpd", f"--data-dir={tmp_path}/data", f"--log.file={tmp_path}/no/log"]
     process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
