@@ -109,7 +109,7 @@ class Alarms:
 
     def limit_memory_bytes(self, limit_bytes: int) -> None:
         """Set the memory limit in bytes. rabbit: at most the total memory."""
-        self._memory_bytes = limit_bytes
+        self._memory_share, self._memory_bytes = 0.0, limit_bytes
         self._limit_memory()
 
     def _limit_memory(self) -> None:
