@@ -119,6 +119,13 @@ class Slot:
     def key(self) -> str:
         return f"amqpd.shop.slot{self.number}"
 
+    @property
+    def waiting_count(self) -> int:
+        """The number of submissions without answer."""
+        rows = self.rows
+        written = sum(len(group) for _, group in rows._written)
+        return len(rows._queue) + len(rows._unplaced) + len(rows._group) + written
+
     async def take(self) -> Slot:
         """Take the slot over: write barriers, read rows, find the queues' partitions."""
         brokers = PartitionLeaders(self.access)

@@ -194,12 +194,12 @@ class TestPlaces:
         assert await wait_for_answers(before) == [None]
         assert await wait_for_answers(behind) == [None]
         assert order == []
-        assert slot.rows.waiting_count in (20, 21)
+        assert slot.waiting_count in (20, 21)
         gate.set()
         await until(lambda: len(order) == 20)
         assert order == list(range(20))
         assert await wait_for_answers(large) == [None]
-        assert slot.rows.waiting_count == 0
+        assert slot.waiting_count == 0
 
     async def test_giving_the_slot_up_fails_a_waiting_declaration(self, take: Take) -> None:
         slot = await take()

@@ -106,7 +106,7 @@ class TestRows:
         assert order == list(range(1000))
         assert fake.topics[META][1].end == before[0] + 1000
         assert len(fake.topics[META][1].batches) - before[1] < 20
-        assert slot.rows.waiting_count == 0
+        assert slot.waiting_count == 0
 
     async def test_invalid_submission_does_not_affect_others(self, take: Take) -> None:
         slot = await take()
@@ -226,7 +226,7 @@ class TestRows:
             nonlocal turns
             while True:
                 await asyncio.sleep(0)
-                if slot.rows.waiting_count:
+                if slot.waiting_count:
                     turns += 1
 
         ticks = asyncio.create_task(ticking())

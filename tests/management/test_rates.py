@@ -118,7 +118,8 @@ class TestHistory:
         history = History(0.0, 0, (0,) * 11, steps)
         for moment in range(5, 3 * 86400, 5):
             history.add(float(moment), (moment,) * 11)
-        assert history.size_bytes() <= points_max * 8 * 12
+        assert sum(len(track.times) for track in history._tracks) <= points_max
+        assert all(len(track._values) == 11 * len(track.times) for track in history._tracks)
 
 
 def test_cluster_sum_has_only_samples_of_all_nodes():
