@@ -583,6 +583,7 @@ def on_renamed(segment: Segment, held: list[OpenFile]) -> None:
     """Finish on the loop after the fsync thread has renamed the files."""
     segment.log_suffix = ".log"
     segment.swapping = False
+    segment.drop_indexes()  # their files have their names now
     for file in held:
         file.unpin()
 

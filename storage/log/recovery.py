@@ -877,6 +877,8 @@ def _steps(
         if segment in log.segments:
             try:
                 segment.rewrite_index()
+                if segment.sealed:
+                    segment.drop_indexes()
             except OSError as error:  # it can be rebuilt
                 logger.warning("%s.index: cannot write it: %s", segment.prefix, error)
     for rest in plan_writes(state):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.log.segment import Segment
+from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
 
 
 def is_loaded(segment: Segment) -> bool:
@@ -69,3 +71,35 @@ def test_deleted_log_leaves_no_indexes(make_harness: Any) -> None:
     harness.storage.delete_queue(harness.store)
     assert not indexes._sizes
     assert indexes._bytes == 0
+
+
+def test_sealed_segments_that_recovery_has_scanned_keep_no_indexes(make_harness: Any) -> None:
+    harness = filled(make_harness)
+    store = harness.restart(strict=True)
+    assert not any(map(is_loaded, store.log.segments[:-1]))
+    assert is_loaded(store.log.segments[-1])
+    for segment in store.log.segments[:-1]:
+        look_up(harness, segment)
+
+
+def test_compacted_segments_keep_no_indexes(make_harness: Any) -> None:
+    harness = make_harness(segment_size_bytes=1 << 16)
+    harness.create_log()
+    harness.storage.set_policy(harness.store, RetentionPolicy(compaction=CleanerPolicy()))
+    for number in range(3000):
+        route = RecordRoute(b"events", b"k%d" % (number // 2))
+        harness.store.append_parts(route, b"\x10\x00\x02", b"." * 500, True)
+        if number % 10 == 9:
+            harness.clock.now_ms += 10
+            harness.end_turn()
+    harness.storage.maintain()
+    harness.run_callbacks()
+    harness.storage.commits.flush()
+    harness.run_callbacks()
+    segments = harness.store.log.segments
+    assert harness.names(".deleted")
+    assert len(segments) > 20
+    assert not any(map(is_loaded, segments[:-1]))
+    for segment in segments:
+        offset = segment.end - 1
+        assert [each.offset for each in harness.store.cursor.read(offset, 1).records] == [offset]
