@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Mapping
 from decimal import Decimal
+from typing import cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -104,6 +105,15 @@ def naive_like(text: str, pattern: str, escape: str) -> bool:
     return bool(text) and pattern[0] in ("_", text[0]) and naive_like(text[1:], pattern[1:], escape)
 
 
+def choices_of(node: nodes.OneOf) -> frozenset[nodes.Constant]:
+    return cast("frozenset[nodes.Constant]", node.parts[1])
+
+
+def pattern_of(node: nodes.Like) -> tuple[str, str]:
+    """Return the pattern and its escape character."""
+    return cast("tuple[str, str]", node.parts[1:])
+
+
 def truth_of(node: nodes.Condition, headers: Mapping[str, object]) -> bool | None:
     if isinstance(node, nodes.Not):
         truth = truth_of(node.condition, headers)
@@ -119,10 +129,10 @@ def truth_of(node: nodes.Condition, headers: Mapping[str, object]) -> bool | Non
         return value if isinstance(value, bool) else None
     if isinstance(node, nodes.OneOf):
         value = value_of(node.value, headers)
-        return None if value is None else any(compare("=", value, choice.value) for choice in node.choices)
+        return None if value is None else any(compare("=", value, choice.value) for choice in choices_of(node))
     if isinstance(node, nodes.Like):
         value = value_of(node.value, headers)
-        return naive_like(value, node.pattern, node.escape) if isinstance(value, str) else None
+        return naive_like(value, *pattern_of(node)) if isinstance(value, str) else None
     assert isinstance(node, nodes.Compare)
     return compare(node.operator, value_of(node.left, headers), value_of(node.right, headers))
 
@@ -231,10 +241,11 @@ def spelling(node: nodes.SelectorNode, rng: random.Random) -> str:
     if isinstance(node, nodes.IsNull):
         return f"{inner(node.value)} {word('IS')} {word('NULL')}"
     if isinstance(node, nodes.OneOf):
-        return f"{inner(node.value)} {word('IN')} ({' , '.join(constant(choice, rng) for choice in node.choices)})"
+        return f"{inner(node.value)} {word('IN')} ({' , '.join(constant(choice, rng) for choice in choices_of(node))})"
     if isinstance(node, nodes.Like):
-        escape = f" {word('ESCAPE')} {quoted(node.escape, rng)}" if node.escape else ""
-        return f"{inner(node.value)} {word('LIKE')} {quoted(node.pattern, rng)}{escape}"
+        pattern, escape = pattern_of(node)
+        ending = f" {word('ESCAPE')} {quoted(escape, rng)}" if escape else ""
+        return f"{inner(node.value)} {word('LIKE')} {quoted(pattern, rng)}{ending}"
     if isinstance(node, nodes.Not):
         return f"{word('NOT')} {inner(node.condition)}"
     assert isinstance(node, (nodes.And, nodes.Or))
