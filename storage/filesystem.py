@@ -218,6 +218,12 @@ class FileSystem:
         """Rename `source` to `target` atomically, replacing it."""
         os.replace(source, target)
 
+    def give_to_owner(self, path: str) -> None:
+        """Give a file that root has written to the owner of its directory: the broker may run as another user."""
+        if os.geteuid() == 0:
+            owner = os.stat(os.path.dirname(path))
+            os.chown(path, owner.st_uid, owner.st_gid)
+
     def unlink(self, path: str) -> None:
         """Delete a file if it exists."""
         try:

@@ -26,7 +26,6 @@ A segment is removed only when both retention and exports permit it.
 from __future__ import annotations
 
 import logging
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -335,9 +334,7 @@ def write_offset(directory: Path, name: str, offset: int) -> None:
     known, limit = _decode(filesystem.read_file(path), file_name(name))
     if offset > known:
         filesystem.replace_file(path, _encode(offset, limit or LIMIT_BYTES), sync=False)
-        if os.geteuid() == 0:  # the broker reads it, perhaps as another user
-            owner = directory.stat()
-            os.chown(path, owner.st_uid, owner.st_gid)
+        filesystem.give_to_owner(path)
 
 
 def _encode(offset: int, limit_bytes: int) -> bytes:
