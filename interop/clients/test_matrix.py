@@ -65,7 +65,7 @@ def test_client_that_ci_requires_is_missing_and_an_optional_one_may_be(
 
 
 @pytest.mark.ci_long
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(3000)
 def test_no_amqp_client_fails_with_amqpd_that_passes_with_rabbitmq() -> None:
     clients = tuple(each for each in AMQP.clients if not each.over)
     [matrix] = run([AMQP._replace(clients=clients)], jobs=6)
