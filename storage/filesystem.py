@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 RESERVE_SIZE_BYTES = 1 << 20
 READ = os.O_RDONLY | os.O_CLOEXEC
+# Errors without a free descriptor, of the process or of the machine.
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 # Errors of a read that must not wait: the data is not cached, or the file system does not support the check.
 NOT_SAID = frozenset((errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
 APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -95,7 +97,7 @@ class FileSystem:
 
     def can_retry_after(self, error: OSError) -> bool:
         """Return whether to retry after `error`: no descriptor was free, and own files were closed. Loop thread."""
-        return error.errno in {errno.EMFILE, errno.ENFILE} and self.make_room is not None and self.make_room()
+        return error.errno in NO_DESCRIPTOR and self.make_room is not None and self.make_room()
 
     def dispose(self, fd: int) -> None:
         """Close the last descriptor of a deleted file, in another thread if `closer` is set.
@@ -321,7 +323,7 @@ class FileSystem:
         try:
             return self.read_file(path)
         except OSError as error:
-            if error.errno in {errno.EMFILE, errno.ENFILE}:
+            if error.errno in NO_DESCRIPTOR:
                 raise
             return b""
 

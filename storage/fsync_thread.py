@@ -18,7 +18,6 @@ are written. A count is for one bucket (not cumulative); the last bucket has no 
 
 from __future__ import annotations
 
-import errno
 import logging
 import queue
 import threading
@@ -28,7 +27,7 @@ from typing import Final
 
 from amqpd.storage.acks.ack_files import FULL
 from amqpd.storage.acks.segment_removal import DELETED
-from amqpd.storage.filesystem import Clock, FileSystem, OpenFile
+from amqpd.storage.filesystem import NO_DESCRIPTOR, Clock, FileSystem, OpenFile
 from amqpd.storage.journal import Journal
 from amqpd.storage.log.checkpoint import LOG_START
 from amqpd.storage.log.producer_state import SUFFIX, write_snapshot
@@ -127,7 +126,7 @@ def sync_with_retry(filesystem: FileSystem, sync: Callable[[str], None], path: s
             sync(path)
             break
         except OSError as error:
-            if error.errno not in {errno.EMFILE, errno.ENFILE} or left == 1:
+            if error.errno not in NO_DESCRIPTOR or left == 1:
                 raise
         if filesystem.close_spare():
             spare = True

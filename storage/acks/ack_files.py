@@ -15,14 +15,14 @@ from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from amqpd.storage.acks import ack_set
-from amqpd.storage.filesystem import APPEND, FileSystem, OpenFile, Reserve
+from amqpd.storage.filesystem import APPEND, NO_DESCRIPTOR, FileSystem, OpenFile, Reserve
 from amqpd.storage.log.segment import REWRITE_FROM, Segment
 from amqpd.storage.sync_job import SyncPart
 
 logger = logging.getLogger(__name__)
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-DISK_FULL_ERRORS = (*FULL, errno.EMFILE, errno.ENFILE)  # errors that pass: the log accepts messages again later
+DISK_FULL_ERRORS = (*FULL, *NO_DESCRIPTOR)  # errors that pass: the log accepts messages again later
 
 
 def replace_settled(filesystem: FileSystem, path: str, data: bytes) -> None:

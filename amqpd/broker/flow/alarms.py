@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.filesystem import NO_DESCRIPTOR, FileSystem
 
 if TYPE_CHECKING:
     from amqpd.config.schema import LimitSettings
@@ -25,7 +24,6 @@ TOTAL_TICKS: Final = 60
 REASONS: Final = {"memory": "low on memory", "disk": "low on disk"}
 STORE: Final = "store"
 _TEXTS: Final = {**REASONS, STORE: "Kafka does not keep up"}
-_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _OWN_CGROUPS: Final = Path("/proc/self/cgroup")
 
@@ -215,7 +213,7 @@ def total_memory_bytes() -> int:
         try:
             text = path.read_text().strip()
         except OSError as error:
-            if error.errno in _NO_DESCRIPTOR:
+            if error.errno in NO_DESCRIPTOR:
                 raise
             continue  # not mounted, or a container sees its own cgroup as the root
         if text.isdigit():
@@ -228,7 +226,7 @@ def _cgroup_limits() -> Iterator[Path]:
     try:
         lines = os.fsdecode(_OWN_CGROUPS.read_bytes()).splitlines()
     except OSError as error:
-        if error.errno in _NO_DESCRIPTOR:
+        if error.errno in NO_DESCRIPTOR:
             raise
         lines = ["0::/", "1:memory:/"]
     for line in lines:
