@@ -119,6 +119,15 @@ def pytest_report_header() -> str:
 
 
 @pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Switch Python's garbage collector off: reference cycles stay."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
 def processor_s() -> Iterator[Callable[[Callable[[], object]], float]]:
     """Return a function that makes a call and returns the seconds of processor time that this thread took for it.
 

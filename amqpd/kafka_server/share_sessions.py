@@ -459,7 +459,7 @@ class _ShareFetch(Timer):
         for each in self._session.partitions.values():
             if each.source is not None:
                 each.source.allow(None)
-        # The two have a method of this object: they and it would keep each other, with the request and the connection.
+        # Both hold a method of this object: without this, a reference cycle would keep request and connection.
         self._credit.wake = self._acks.done = _do_nothing
 
 

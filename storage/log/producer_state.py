@@ -139,7 +139,10 @@ class Producers:
         return len(self._known)
 
     def find(self, producer_id: i64, now_ms: i64) -> Producer | None:
-        """Return the last message of a producer, None if it is unknown. `now_ms` is the wall clock.
+        """Return the last message of a producer, None if it is unknown.
+
+        Args:
+            now_ms: the wall clock, without a jump that is held back (storage/clock_watch.py).
 
         Cost: a look-up, and a step for each producer that is forgotten now.
         """

@@ -6,7 +6,6 @@ The collector is off here: after any end of a connection no object that serves i
 from __future__ import annotations
 
 import contextlib
-import gc
 import socket
 import struct
 import time
@@ -325,14 +324,6 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServe
     http(server, b"GET /api/overview HTTP/1.1\r\n" + AUTH + b"\r\n")  # modules that are imported late are loaded
     yield server
     server.stop()
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def count_connection_objects() -> Counter[str]:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 BESIDE = ("routing", "storage", "cli")
 """Folders beside `amqpd/` whose packages are `amqpd.routing`, `amqpd.storage`, `amqpd.cli`."""
 
-MODULES_MAX = 435  # 350 without the Kafka listener, amqpd/kafka_server, and amqpd/testing
+MODULES_MAX = 435
 FILE_LINES_MAX, FUNCTION_LINES_MAX, METHODS_MAX, ATTRIBUTES_MAX = 1000, 80, 60, 45
 
 

@@ -6,7 +6,6 @@ The collector is off here: see house/freed_objects.py.
 from __future__ import annotations
 
 import contextlib
-import gc
 import socket
 import struct
 import uuid
@@ -305,14 +304,6 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServe
         connection.channel().queue_declare(QUEUE, durable=True)
     yield server
     server.stop()
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def count_client_objects() -> Counter[str]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TICK_MS: Final = 4
 RUN_MS_MAX: Final = 5
 STALE_TICKS_MAX: Final = 64
-"""So many ticks without a bucket are always left in the heap."""
+"""Ticks without a bucket that the heap may always have."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
