@@ -87,6 +87,7 @@ def open_standard_streams() -> None:
 
 STDERR: Final = 2
 HELD: Final = frozenset({signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
+HANDLED: Final = HELD | {signal.SIGTERM, signal.SIGINT}
 
 
 def hold() -> None:
@@ -94,11 +95,15 @@ def hold() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
 
 
-def hold_all() -> None:
-    """Let all signals with handlers wait. Call it at the end: the loop removes its handlers when it closes, and then
-    each signal would end the process with an exit code that is not the one of a clean stop.
+def ignore_all() -> None:
+    """Ignore all signals with handlers. Call it at the end: Python removes the handlers before the process has ended,
+    and then a signal would change the exit code of a clean stop.
+
+    A mask would not do: it holds for one thread, and the system gives the signal to another one.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, HELD | {signal.SIGTERM, signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    for number in HANDLED:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def watch(

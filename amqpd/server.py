@@ -559,7 +559,7 @@ async def serve(
     gc.set_threshold(50_000, 20, 100)
     gc.enable()
     await server.stopped.wait()
-    process.hold_all()
+    process.ignore_all()
     return EXIT_FAILED if server.failed else 0
 
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -152,10 +153,11 @@ def test_signal_ends_a_start_in_process_1_of_a_container(monkeypatch, number):
 
 
 def test_signals_at_the_end_of_a_stop_do_not_change_its_exit_code(tmp_path):
-    """After the last log line, the loop removes its handlers."""
+    """After the last log line the loop removes its handlers. A thread that has sent a file runs until the end."""
     options = ["--amqp.host=127.0.0.1", "--amqp.port=0", "--http.port=0", "--data-dir", str(tmp_path)]
     with subprocess.Popen([*AS_SERVICE, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as broker:
-        assert " ready in " in broker.stdout.readline()
+        host, port = parse_ready_line(broker.stdout.readline()).listeners["http"]
+        send_log_file(HTTPConnection(host, port))
         broker.terminate()
         while "stopped, all logs are synced" not in broker.stderr.readline():
             pass
@@ -163,6 +165,22 @@ def test_signals_at_the_end_of_a_stop_do_not_change_its_exit_code(tmp_path):
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
                 broker.send_signal(number)
         assert broker.returncode == 0
+
+
+def send_log_file(http: HTTPConnection) -> None:
+    """Have the broker send the log of a queue with a message."""
+    login = {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="}
+    message = {"properties": {"delivery_mode": 2}, "routing_key": "q", "payload": "x", "payload_encoding": "string"}
+    for method, path, body in (
+        ("PUT", "queues/%2F/q", {"durable": True}),
+        ("POST", "exchanges/%2F/amq.default/publish", message),
+        ("GET", f"amqpd/logs/%2F/q/{0:020}.log", {}),
+    ):
+        http.request(method, f"/api/{path}", json.dumps(body), login)
+        response = http.getresponse()
+        assert response.status < 300, response.read()
+        assert response.read() or method == "PUT"
+    http.close()
 
 
 @pytest.mark.slow
