@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import ssl
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.config.schema import DEPTH_MAX
@@ -49,12 +51,35 @@ def server_context(tls: TlsSettings, name: str) -> ssl.SSLContext:
         # OpenSSL's "[SSL] PEM lib" does not name the file.
         files = ", ".join(str(path) for path in (tls.certificate, tls.key, tls.ca) if path is not None)
         raise OSError(f"{name}: {files}: {error}") from error
+    _check_dates(tls.certificate, name)
     if tls.fail_if_no_peer_certificate:
         context.verify_mode = ssl.CERT_REQUIRED
     elif tls.verify_peer:
         context.verify_mode = ssl.CERT_OPTIONAL
     choose_ciphers(context, tls.ciphers, f"{name}.ciphers")
     return context
+
+
+def read_certificates(path: Path) -> list[dict[str, Any]]:
+    """Return the first certificate of a PEM file and all authorities in it, as `getpeercert` shows certificates.
+
+    Raises: OSError (ssl.SSLError is one).
+    """
+    # The only function of the standard library that decodes a certificate without a connection.
+    first: dict[str, Any] = ssl._ssl._test_decode_cert(str(path))  # type: ignore[attr-defined]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_verify_locations(path)
+    return [first, *(each for each in context.get_ca_certs() if each != first)]
+
+
+def _check_dates(path: Path, section: str) -> None:
+    """Log a warning for certificates that clients refuse today. Raises: OSError."""
+    now_s = time.time()
+    for each in read_certificates(path):
+        if ssl.cert_time_to_seconds(each["notAfter"]) < now_s:
+            log.warning("%s: %s expired on %s: clients refuse it", section, path, each["notAfter"])
+        elif ssl.cert_time_to_seconds(each["notBefore"]) > now_s:
+            log.warning("%s: %s is not valid before %s: clients refuse it", section, path, each["notBefore"])
 
 
 def choose_ciphers(context: ssl.SSLContext, names: Sequence[str], setting: str) -> None:

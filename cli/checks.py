@@ -273,7 +273,7 @@ def check_virtual_hosts(context: Context) -> None:
 
 
 @_command(
-    "Displays the certificates of listeners that use TLS",
+    "Displays the certificates of listeners that use TLS, and of the authorities they trust",
     examples=(("certificates --formatter json", "subject, issuer, validity"),),
 )
 def certificates(context: Context) -> None:
@@ -303,7 +303,11 @@ def check_certificate_expiration(context: Context) -> None:
     context.info(f"Checking certificate expiration on node {context.node} ...")
     import time
 
-    until = time.time() + within * UNITS[unit] * 86400
-    bad = [each for each in context.client.get("/api/amqpd/certificates") if each["not_after_s"] < until]
-    wrong = "\n".join(f"Certificate {each['path']} expires on {each['not_after']}" for each in bad)
+    now = time.time()
+    until = now + within * UNITS[unit] * 86400
+    wrong = "\n".join(
+        f"Certificate {each['path']} {'expired' if each['not_after_s'] < now else 'expires'} on {each['not_after']}"
+        for each in context.client.get("/api/amqpd/certificates")
+        if each["not_after_s"] < until
+    )
     check(context, f"No certificates are expiring within {within} {unit}.", wrong)

@@ -6,14 +6,17 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import trustme
 
 from amqpd.config.schema import TlsSettings
-from amqpd.tls import server_context
+from amqpd.tls import renew, server_context
 
+DAY = timedelta(days=1)
+YESTERDAY, TOMORROW = datetime.now(UTC) - DAY, datetime.now(UTC) + DAY
 OLDER = "ECDHE-ECDSA-AES256-GCM-SHA384"
 NEWER = "TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"
 FILES = {"certificate": "cert", "key": "key", "ca": "ca"}
@@ -39,6 +42,33 @@ def make_settings(authority: trustme.CA, tmp_path: Path) -> MakeSettings:
         return TlsSettings(**files, **more)  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("dates", "words"),
+    [
+        ({"not_after": YESTERDAY}, "expired on"),
+        ({"not_before": TOMORROW, "not_after": TOMORROW + DAY}, "is not valid before"),
+        ({}, ""),
+    ],
+)
+def test_certificate_that_clients_refuse_is_logged_at_start_and_renewal(
+    make_settings: MakeSettings,
+    authority: trustme.CA,
+    caplog: pytest.LogCaptureFixture,
+    dates: dict[str, datetime],
+    words: str,
+) -> None:
+    settings = make_settings()
+    context = server_context(settings, "amqp.tls")
+    assert not caplog.messages
+    assert settings.certificate is not None
+    assert settings.key is not None
+    issued = authority.issue_cert("localhost", key_type=trustme.KeyType.ECDSA, **dates)
+    issued.cert_chain_pems[0].write_to_path(settings.certificate)
+    issued.private_key_pem.write_to_path(settings.key)
+    renew(context, settings, "amqp.tls")
+    assert [words in each for each in caplog.messages] == ([True] if words else [])
 
 
 def client(authority: trustme.CA) -> ssl.SSLContext:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from amqpd.listeners import ANY
 from amqpd.management.request import ApiRequest, ApiResponse, ResourceNotFound, Role, reply
 from amqpd.management.router import ApiRoute
+from amqpd.tls import read_certificates
 
 if TYPE_CHECKING:
     from amqpd.config.schema import TlsSettings
@@ -22,30 +23,25 @@ PROTOCOLS: Final = {"amqps": "amqp/ssl", "prometheus": "http/prometheus"}
 _T = TypeVar("_T")
 
 
-def decode_certificate(path: Path) -> dict[str, Any]:
-    """Return the first certificate of a PEM file. Raises: OSError (ssl.SSLError is one)."""
-    # The only function of the standard library that decodes a certificate without a connection.
-    found: dict[str, Any] = ssl._ssl._test_decode_cert(str(path))  # type: ignore[attr-defined]
-    return found
-
-
 def _names(parts: Any) -> str:
     return ",".join(f"{name}={value}" for part in parts for name, value in part)
 
 
-def certificate_item(path: Path) -> dict[str, Any]:
-    """Return the first certificate of a file as the API shows it. Raises: OSError."""
-    found = decode_certificate(path)
-    return {
-        "path": str(path),
-        "subject": _names(found.get("subject", ())),
-        "issuer": _names(found.get("issuer", ())),
-        "serial_number": found.get("serialNumber", ""),
-        "not_before": found["notBefore"],
-        "not_after": found["notAfter"],
-        "not_after_s": ssl.cert_time_to_seconds(found["notAfter"]),
-        "subject_alternative_names": [f"{kind}:{name}" for kind, name in found.get("subjectAltName", ())],
-    }
+def certificate_items(path: Path) -> list[dict[str, Any]]:
+    """Return the certificates of a file as the API shows them. Raises: OSError."""
+    return [
+        {
+            "path": str(path),
+            "subject": _names(each.get("subject", ())),
+            "issuer": _names(each.get("issuer", ())),
+            "serial_number": each.get("serialNumber", ""),
+            "not_before": each["notBefore"],
+            "not_after": each["notAfter"],
+            "not_after_s": ssl.cert_time_to_seconds(each["notAfter"]),
+            "subject_alternative_names": [f"{kind}:{name}" for kind, name in each.get("subjectAltName", ())],
+        }
+        for each in read_certificates(path)
+    ]
 
 
 def tls_listeners(call: ApiRequest) -> list[tuple[Listener, TlsSettings]]:
@@ -65,9 +61,12 @@ def tls_listeners(call: ApiRequest) -> list[tuple[Listener, TlsSettings]]:
 
 
 def listeners_certificates(call: ApiRequest) -> list[dict[str, Any]]:
-    """Read each certificate file once, as a reload would. Raises: ResourceNotFound for an unreadable file."""
-    found = {tls.certificate: None for _, tls in tls_listeners(call)}
-    return [_read_or_404(path, certificate_item) for path in found if path is not None]
+    """Read the certificates and authorities of the TLS listeners, each file once, as a reload would.
+
+    Raises: ResourceNotFound for an unreadable file.
+    """
+    paths = {path: None for _, tls in tls_listeners(call) for path in (tls.certificate, tls.ca)}
+    return [item for path in paths if path is not None for item in _read_or_404(path, certificate_items)]
 
 
 def expiring_listeners(call: ApiRequest, until_s: float) -> list[dict[str, Any]]:
@@ -101,11 +100,7 @@ def expiring_listeners(call: ApiRequest, until_s: float) -> list[dict[str, Any]]
 
 def _expiry_times(path: Path) -> list[int]:
     """Return the expiry times of all certificates in a file. Raises: OSError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_verify_locations(path)
-    # `get_ca_certs` returns the authorities in the file. The first certificate can be the listener's own.
-    ends = [each["notAfter"] for each in (decode_certificate(path), *context.get_ca_certs())]
-    return sorted({ssl.cert_time_to_seconds(str(end)) for end in ends})
+    return sorted({ssl.cert_time_to_seconds(each["notAfter"]) for each in read_certificates(path)})
 
 
 def _format_time(end_s: int) -> str:
@@ -121,7 +116,7 @@ def _read_or_404(path: Path, read: Callable[[Path], _T]) -> _T:
 
 
 async def certificates(call: ApiRequest) -> ApiResponse:
-    """List the certificates of the TLS listeners: subject, issuer, validity."""
+    """List the certificates and authorities of the TLS listeners: subject, issuer, validity."""
     return reply(listeners_certificates(call))
 
 

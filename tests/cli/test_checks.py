@@ -89,9 +89,13 @@ def test_check_certificate_expiration(broker: FakeBroker, ctl: Ctl) -> None:
     certificate = {"path": "/c.pem", "not_after": "soon", "not_after_s": time.time() + 10 * day}
     broker.answers["GET", "/api/amqpd/certificates"] = (200, [certificate])
     assert ctl("check_certificate_expiration", "--within", "1", "--unit", "weeks").code == 0
-    assert ctl("check_certificate_expiration").code == 69  # within four weeks
+    expiring = ctl("check_certificate_expiration")  # within four weeks
+    assert expiring.code == 69
+    assert "Certificate /c.pem expires on soon" in expiring.err
     assert ctl("check_certificate_expiration", "--within", "9", "--unit", "days").code == 0
     assert ctl("check_certificate_expiration", "--unit", "hours").code == 64
+    certificate["not_after_s"] = time.time() - day
+    assert "Certificate /c.pem expired on soon" in ctl("check_certificate_expiration").err
 
 
 def test_await_startup_waits_for_broker_that_starts_later(tmp_path: Path, ctl: Ctl) -> None:

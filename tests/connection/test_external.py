@@ -31,8 +31,8 @@ from pika.credentials import ExternalCredentials
 from amqpd.auth.internal_backend import AuthenticationRefused
 from amqpd.config.schema import AuthSettings
 from amqpd.connection import peer_certificate
-from amqpd.management.certificates import decode_certificate
 from amqpd.testing import BrokerProcess
+from amqpd.tls import read_certificates
 
 CN, ORG, OU = NameOID.COMMON_NAME, NameOID.ORGANIZATION_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME
 Subject = list[list[x509.NameAttribute[str]]]
@@ -214,7 +214,7 @@ def offered_mechanisms(broker: BrokerProcess, context: ssl.SSLContext | None) ->
 @pytest.mark.parametrize("case", NAMES)
 def test_subject_is_formatted_as_by_rabbitmq(authority: Authority, case: str) -> None:
     subject, distinguished, common = NAMES[case]
-    certificate = decode_certificate(authority.issue(subject))
+    (certificate,) = read_certificates(authority.issue(subject))
     assert peer_certificate.tls_info(certificate)["peer_cert_subject"] == distinguished
     assert peer_certificate.tls_info(certificate)["peer_cert_issuer"] == "O=Shop\\, Inc.,CN=Test CA"
     assert peer_certificate.external_user_name(certificate, AuthSettings()) == distinguished
@@ -229,7 +229,7 @@ def test_user_name_from_alternative_names(authority: Authority) -> None:
         x509.UniformResourceIdentifier("spiffe://a/b"),
         x509.IPAddress(ipaddress.ip_address("fd00::9")),
     ]
-    certificate = decode_certificate(authority.issue(subject_of((CN, "s")), x509.SubjectAlternativeName(names)))
+    (certificate,) = read_certificates(authority.issue(subject_of((CN, "s")), x509.SubjectAlternativeName(names)))
 
     def user_name(kind: Any, index: int = 0) -> str:
         auth = AuthSettings(
@@ -253,7 +253,7 @@ def test_user_name_from_alternative_names(authority: Authority) -> None:
 
 @pytest.mark.parametrize("login_from", ["distinguished_name", "common_name", "subject_alternative_name"])
 def test_certificate_without_the_name_is_refused(authority: Authority, login_from: Any) -> None:
-    certificate = decode_certificate(
+    (certificate,) = read_certificates(
         authority.issue([] if login_from == "distinguished_name" else subject_of((ORG, "shop")))
     )
     with pytest.raises(AuthenticationRefused, match="no name found"):

@@ -144,8 +144,10 @@ def test_certificate_expiration_check(
     for path, reason in (("1/day", unit), ("x/days", "Invalid expiration value.")):
         refused = https_get(https_port(broker), f"{check}/{path}", context)
         assert refused == (400, {"error": "bad_request", "reason": reason})
-    (listed,) = broker.api("GET", "/api/amqpd/certificates")
-    assert listed["path"] == str(tls_settings["http.tls.certificate"])
+    listed = broker.api("GET", "/api/amqpd/certificates")
+    assert {each["path"] for each in listed} == {
+        str(tls_settings[f"http.tls.{name}"]) for name in ("certificate", "ca")
+    }
 
 
 def test_unusable_certificate_prevents_startup(tls_settings: dict[str, object], tmp_path: Path) -> None:
