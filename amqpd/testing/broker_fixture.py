@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import shutil
@@ -13,6 +14,7 @@ import tempfile
 import weakref
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -53,6 +55,9 @@ class BrokerFixture:
         self.start_timeout_s = start_timeout_s
         self.clock = BrokerClock(self._control)
         self.faults = BrokerFaults(self._control)
+        self._remove_data_dir = partial(remove_tree, self.data_dir, os.getpid())
+        if self._owns_data_dir:
+            atexit.register(self._remove_data_dir)  # for a test run that never calls `close`
         self._reserved_sockets: list[int] = []  # sockets that reserve the ports of a stopped broker
         weakref.finalize(self, close_all, self._reserved_sockets)
 
@@ -85,7 +90,8 @@ class BrokerFixture:
         finally:
             close_all(self._reserved_sockets)
             if self._owns_data_dir:
-                shutil.rmtree(self.data_dir, ignore_errors=True)
+                self._remove_data_dir()
+                atexit.unregister(self._remove_data_dir)
 
     def restart(self) -> None:
         """Stop the broker cleanly and start it again, on the same ports."""
@@ -294,6 +300,12 @@ def close_all(sockets: list[int]) -> None:
     """Close the sockets and empty the list."""
     while sockets:
         os.close(sockets.pop())
+
+
+def remove_tree(path: Path, pid: int) -> None:
+    """Remove a directory with its content, unless this process is a fork of process `pid`. Ignores errors."""
+    if os.getpid() == pid:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def environment(additions: Mapping[str, str]) -> dict[str, str]:

@@ -96,6 +96,25 @@ class TestThread:
             pass
         assert not broker.data_dir.exists()
 
+    @pytest.mark.parametrize("kind", ["BrokerThread", "BrokerProcess"])
+    def test_end_of_the_test_run_leaves_no_temporary_directory(self, kind: str) -> None:
+        """Also without `close`. A fork of the test process leaves the directory alone."""
+        program = (
+            "import atexit, os\n"
+            f"from amqpd.testing import {kind}\n"
+            f"broker = {kind}(memory=True)\n"
+            "print(broker.data_dir)\n"
+            "if not os.fork():\n"
+            "    atexit._run_exitfuncs()\n"
+            "    os._exit(0)\n"
+            "os.wait()\n"
+            "assert broker.data_dir.exists()\n"
+        )
+        run = subprocess.run(
+            [sys.executable, "-P", "-c", program], env=environment({}), capture_output=True, text=True, check=True
+        )
+        assert not Path(run.stdout.splitlines()[0]).exists()
+
     def test_unknown_port_has_the_reason(self, thread_broker: BrokerThread, tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match=r"no listener for kafka: see the setting kafka\.port"):
             _ = thread_broker.kafka_port
