@@ -41,7 +41,7 @@ class BrokerFixture:
     `with` and `async with` start it, and close it at the end.
 
     Attributes:
-        data_dir: Directory of messages and metadata. In memory mode it has only the socket of amqpctl.
+        data_dir: Absolute path of the directory of messages and metadata. In memory mode it has only the socket of amqpctl.
         clock: Its clock, which a test moves.
         faults: Faults of its disk and its connections.
     """
@@ -50,7 +50,7 @@ class BrokerFixture:
         self, data_dir: str | os.PathLike[str] | None, settings: Mapping[str, object] | None, start_timeout_s: float
     ) -> None:
         self._owns_data_dir = data_dir is None
-        self.data_dir = Path(tempfile.mkdtemp(prefix="amqpd-")) if data_dir is None else Path(data_dir)
+        self.data_dir = Path(tempfile.mkdtemp(prefix="amqpd-") if data_dir is None else data_dir).absolute()
         self.settings = dict(settings or {})
         self.start_timeout_s = start_timeout_s
         self.clock = BrokerClock(self._control)

@@ -241,5 +241,5 @@ async def embedded(
 
     Raises: SettingsError, OSError, MetadataError, as a start.
     """
-    async with _started(_server(Path(data_dir), options_of(settings or {}, {}), guests, None)) as server:
+    async with _started(_server(Path(data_dir).absolute(), options_of(settings or {}, {}), guests, None)) as server:
         yield server

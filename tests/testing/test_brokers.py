@@ -96,6 +96,15 @@ class TestThread:
             pass
         assert not broker.data_dir.exists()
 
+    def test_relative_directory_stays_after_chdir(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        with BrokerThread("data") as broker:
+            monkeypatch.chdir("/")
+            vhost = broker.add_vhost("kept").name
+            assert vhost in broker.ctl("-q", "list_vhosts").stdout
+            broker.restart()
+            assert vhost in broker.server.broker.vhosts
+
     @pytest.mark.parametrize("kind", ["BrokerThread", "BrokerProcess"])
     def test_end_of_the_test_run_leaves_no_temporary_directory(self, kind: str) -> None:
         """Also without `close`. A fork of the test process leaves the directory alone."""
