@@ -21,8 +21,6 @@ from typing import Any, NamedTuple, Self
 from amqpd.testing.control import BrokerClock, BrokerFailed, BrokerFaults, Control, NotRunning, NotSupported
 from amqpd.testing.recorder import Recorder
 
-GUEST_AUTHORIZATION = "Basic Z3Vlc3Q6Z3Vlc3Q="
-
 
 class Vhost(NamedTuple):
     """A vhost for one test.
@@ -36,12 +34,12 @@ class Vhost(NamedTuple):
 
 
 class BrokerFixture:
-    """A broker on free ports of 127.0.0.1, with user guest. Not thread-safe.
+    """A broker on free ports of 127.0.0.1. Its user is guest, or that of the settings default.*. Not thread-safe.
 
     `with` and `async with` start it, and close it at the end.
 
     Attributes:
-        data_dir: Absolute path of the directory of messages and metadata. In memory mode it has only the socket of amqpctl.
+        data_dir: Directory of messages and metadata, absolute. In memory mode it has only the socket of amqpctl.
         clock: Its clock, which a test moves.
         faults: Faults of its disk and its connections.
     """
@@ -146,8 +144,7 @@ class BrokerFixture:
     @property
     def url(self) -> str:
         """Return the AMQP URL of the default vhost and user (guest, only from this machine)."""
-        host, port = self._listener("amqp")
-        return f"amqp://guest:guest@{host}:{port}/"
+        return self._url(str(self.settings.get("default.vhost", "/")))
 
     @property
     def http_url(self) -> str:
@@ -162,8 +159,8 @@ class BrokerFixture:
         return Recorder(vhost if isinstance(vhost, str) else vhost.name, self._control)
 
     def api(self, method: str, path: str, body: object = None, timeout_s: float = 30.0) -> Any:
-        """Send a request to the admin API as guest, such as `api("GET", "/api/queues")`. Return its JSON answer, or
-        None.
+        """Send a request to the admin API as the default user, such as `api("GET", "/api/queues")`. Return its JSON
+        answer, or None.
 
         Raises:
             BrokerFailed: The HTTP status is 400 or higher.
@@ -171,9 +168,11 @@ class BrokerFixture:
         """
         import http.client  # imported here, because it costs as much as all other imports of this module
         import json
+        from base64 import b64encode
 
         host, port = self._listener("http")
-        headers = {"Authorization": GUEST_AUTHORIZATION, "Content-Type": "application/json"}
+        login = b64encode(":".join(self._login()).encode()).decode()
+        headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
         connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -186,17 +185,21 @@ class BrokerFixture:
         return json.loads(content) if content else None
 
     def add_vhost(self, name: str | None = None) -> Vhost:
-        """Create a vhost with all permissions for guest; without a name it gets a random one. Cost: two commits."""
+        """Create a vhost with all permissions for the default user. Without a name it gets a random one.
+
+        Cost: two commits.
+        """
+        user, _ = self._login()
         name = name if name is not None else f"test-{secrets.token_hex(8)}"
         try:
             control = self._control()
         except NotSupported:
             self.api("PUT", f"/api/vhosts/{_quote(name)}", {})
             everything = {"configure": ".*", "write": ".*", "read": ".*"}
-            self.api("PUT", f"/api/permissions/{_quote(name)}/guest", everything)
+            self.api("PUT", f"/api/permissions/{_quote(name)}/{_quote(user)}", everything)
         else:
-            control.call("add_vhost", name=name, user="guest")
-        return Vhost(name, f"{self.url}{_quote(name)}")
+            control.call("add_vhost", name=name, user=user)
+        return Vhost(name, self._url(name))
 
     def delete_vhost(self, name: str) -> None:
         """Delete a vhost with its content; its connections are closed. Raises: BrokerFailed if there is none."""
@@ -247,6 +250,15 @@ class BrokerFixture:
     def _variables(self) -> Mapping[str, str]:
         """Return additional environment variables of amqpctl."""
         return {}
+
+    def _login(self) -> tuple[str, str]:
+        """Return name and password of the first user."""
+        return str(self.settings.get("default.user", "guest")), str(self.settings.get("default.password", "guest"))
+
+    def _url(self, vhost: str) -> str:
+        host, port = self._listener("amqp")
+        login = ":".join(map(_quote, self._login()))
+        return f"amqp://{login}@{host}:{port}/{'' if vhost == '/' else _quote(vhost)}"
 
     def _listener(self, name: str) -> tuple[str, int]:
         listeners = self._listeners()

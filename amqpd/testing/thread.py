@@ -205,7 +205,7 @@ def _server(data_dir: Path, options: Sequence[str], guests: Sequence[Guest], sub
     from amqpd.config import load
     from amqpd.server import NO_SUBSTITUTES, Server
 
-    settings = load(["--data-dir", str(data_dir), *options], NO_FILE).settings
+    settings = load(["--data-dir", str(data_dir.absolute()), *options], NO_FILE).settings
     return Server(settings, asyncio.get_running_loop(), guests, substitutes or NO_SUBSTITUTES)
 
 
@@ -241,5 +241,5 @@ async def embedded(
 
     Raises: SettingsError, OSError, MetadataError, as a start.
     """
-    async with _started(_server(Path(data_dir).absolute(), options_of(settings or {}, {}), guests, None)) as server:
+    async with _started(_server(Path(data_dir), options_of(settings or {}, {}), guests, None)) as server:
         yield server

@@ -96,6 +96,14 @@ class TestThread:
             pass
         assert not broker.data_dir.exists()
 
+    def test_user_of_the_settings(self, open_channel: Callable) -> None:
+        first = {"default.user": "ann@shop", "default.password": "p/w", "default.vhost": "shop"}
+        with BrokerThread(memory=True, settings=first) as broker, broker.vhost() as vhost:
+            assert broker.url == f"amqp://ann%40shop:p%2Fw@127.0.0.1:{broker.amqp_port}/shop"
+            for url in (broker.url, vhost.url):
+                publish(open_channel(url), "orders", b"4711")
+            assert broker.api("GET", "/api/whoami")["name"] == "ann@shop"
+
     def test_relative_directory_stays_after_chdir(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         with BrokerThread("data") as broker:
