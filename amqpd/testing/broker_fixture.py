@@ -333,6 +333,8 @@ def environment(additions: Mapping[str, str]) -> dict[str, str]:
 
 
 def _option(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(_option, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

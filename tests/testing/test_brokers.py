@@ -27,7 +27,7 @@ from amqpd.testing import (
     Vhost,
     thread,
 )
-from amqpd.testing.broker_fixture import environment
+from amqpd.testing.broker_fixture import environment, options_of
 from amqpd.testing.control import ThreadControl
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
@@ -219,6 +219,11 @@ def test_file_of_another_broker_is_not_read(
     Path("amqpd.toml").write_text(f'[metadata]\nurl = "sqlite:///{tmp_path}/other.db"\n', "utf-8")
     with kind(tmp_path / "data"):
         assert sorted(path.name for path in tmp_path.iterdir()) == ["amqpd.toml", "data"]
+
+
+def test_lists_of_settings_are_options() -> None:
+    options = options_of({"auth.mechanisms": ["PLAIN", "EXTERNAL"], "amqp.tls.verify_peer": True}, {})
+    assert options[-2:] == ["--auth.mechanisms=PLAIN,EXTERNAL", "--amqp.tls.verify-peer=true"]
 
 
 def test_import_is_cheap() -> None:
