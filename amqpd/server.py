@@ -492,6 +492,20 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
+def _advice(error: Exception, data_dir: Path) -> str:
+    """Return what to do about an error of the start, as the end of its text; "" if the error says it all."""
+    if isinstance(error, OSError):
+        if error.errno == errno.EADDRINUSE:
+            return "; stop the program that has this port, or set another one (amqp.port, http.port ...)"
+        path = Path(os.fsdecode(error.filename or "/")).absolute()
+        if error.errno in _UNUSABLE_DIR and path.is_relative_to(data_dir.absolute()):
+            return "; the broker's user must be able to write the data directory. Another one: --data-dir DIR"
+    return ""
+
+
+_UNUSABLE_DIR: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR})
+
+
 def _print(line: str) -> bool:
     """Print to standard output, with what it cannot encode escaped: a path in another encoding.
 
@@ -595,7 +609,7 @@ def run(
         process.raise_limit()
         return uvloop.run(serve(settings, started, output, read_settings, guests, notes, substitutes, ready_text))
     except DataDirectoryInUse as error:
-        print(f"amqpd: {error}", file=sys.stderr)
+        print(f"amqpd: {error}; another one: --data-dir DIR", file=sys.stderr)
     except (OSError, MetadataError, LogUnusable, DefinitionsError) as error:
-        print(f"amqpd: {_reason(error)}", file=sys.stderr)
+        print(f"amqpd: {_reason(error)}{_advice(error, settings.data_dir)}", file=sys.stderr)
     return EXIT_UNAVAILABLE
