@@ -186,10 +186,14 @@ def lock_checkpoint(directory: Path, user: str, wait_s: float = 0.0) -> int:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return lock
-        except OSError:
+        except BlockingIOError:
             if time.monotonic() >= until:
                 os.close(lock)
                 raise CheckpointError(f"another {user} uses the checkpoint {directory}") from None
+        except OSError as error:  # for example a file system without locks
+            os.close(lock)
+            error.filename = f"{directory}/lock"
+            raise
         time.sleep(0.05)
 
 

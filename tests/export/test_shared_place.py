@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from amqpd.storage.export import shared_checkpoint
+from amqpd.storage.export import checkpoint, shared_checkpoint
 from amqpd.storage.export.checkpoint import CheckpointError, ExportCheckpoint, create_once, lock_checkpoint
 from amqpd.storage.export.claims import StaleOwner
 from amqpd.storage.export.shared_checkpoint import SharedCheckpoint, known_export
@@ -102,6 +102,16 @@ def test_file_system_without_hard_links_is_refused(place, monkeypatch):
     monkeypatch.setattr(os, "link", link)
     with pytest.raises(CheckpointError, match="no hard links"):
         place.replace(b"a", None)
+
+
+def test_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def flock(descriptor, kind):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(checkpoint.fcntl, "flock", flock)
+    with pytest.raises(OSError, match="Operation not supported") as raised:
+        lock_checkpoint(tmp_path, "export")
+    assert raised.value.filename == f"{tmp_path}/lock"
 
 
 def test_unshared_run_at_a_checkpoint_refuses_a_shared_one(tmp_path, monkeypatch):
