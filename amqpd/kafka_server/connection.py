@@ -69,6 +69,7 @@ _PRODUCE: Final = 0
 TIME_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 """Upper bounds of the buckets of `RequestTimes`."""
 
+_TLS_HANDSHAKE: Final = b"\x16\x03"
 _INT32: Final = struct.Struct(">i")
 _INT16: Final = struct.Struct(">h")
 
@@ -338,12 +339,15 @@ class KafkaClientConnection(asyncio.Protocol):
         pace = self.server.pace
         while not self.closed and self._may_handle() and len(self._buffer) >= 4:
             size = _INT32.unpack_from(self._buffer)[0]
-            if size > LOGIN_BYTES_MAX and self.session is None and self.sasl is None:
+            size_max = self.server.settings.request_size_max_bytes
+            if LOGIN_BYTES_MAX < size <= size_max and self.session is None and self.sasl is None:
                 # A client without SASL may begin with a large Produce.
                 self.server.log_in_without_sasl(self)
-            limit = LOGIN_BYTES_MAX if self.session is None else self.server.settings.request_size_max_bytes
+            limit = LOGIN_BYTES_MAX if self.session is None and size <= size_max else size_max
             if not 0 < size <= limit:
-                self.close(f"a request of {size} bytes; at most {limit} are accepted")
+                is_tls = self.session is None and self._buffer.startswith(_TLS_HANDSHAKE)
+                why = f"a request of {size} bytes; at most {limit} are accepted"
+                self.close("it speaks TLS, and this port does not" if is_tls else why)
                 return
             if len(self._buffer) < 4 + size:
                 break

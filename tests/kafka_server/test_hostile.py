@@ -296,6 +296,27 @@ async def test_client_that_stops_within_a_request_is_disconnected(
         stalled.close()
 
 
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01", "it speaks TLS, and this port does not"),
+        (b"AMQP\x00\x00\x09\x01", "a request of 1095586128 bytes; at most 104857600 are accepted"),
+        (b"GET / HTTP/1.1\r\n\r\n", "a request of 1195725856 bytes; at most 104857600 are accepted"),
+    ],
+)
+async def test_client_of_another_protocol_is_not_logged_in(
+    first: bytes, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "amqpd.kafka_server")
+    async with embedded(**settings_of(tmp_path)) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port("kafka"))
+        writer.write(first)
+        assert await reader.read() == b""
+        writer.close()
+    assert f"is disconnected: {why}" in caplog.text
+    assert "has logged in" not in caplog.text
+
+
 async def test_idle_client_is_disconnected_unless_its_request_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
