@@ -264,6 +264,8 @@ def parse(arguments: Sequence[str], specific: Sequence[Option] = SPECIFIC) -> Co
         guess = f"did you mean {near[0]}?" if near else ""
         if near and near[0] == name:
             guess = "takes no value" if "must not have" in error.msg else "needs a value"
+        elif "requires argument" in error.msg:  # a short option
+            guess = "needs a value"
         return CommandLine(_first_word(arguments), [], help_given, [f"{name} : {guess}"])
     given: dict[str, str] = {}
     for name, value in pairs:

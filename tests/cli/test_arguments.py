@@ -62,6 +62,7 @@ def test_help_has_three_spellings(option: str) -> None:
         ("list_queues --bogus", "list_queues", "--bogus : "),
         ("list_queues --formater json", "list_queues", "--formater : did you mean --formatter?"),
         ("list_queues --formatter", "list_queues", "--formatter : needs a value"),
+        ("list_queues -p", "list_queues", "-p : needs a value"),
         ("list_queues --quiet=yes", "list_queues", "--quiet : takes no value"),
         ("-n a@b -q join_cluster --ram a", "join_cluster", "--ram : "),
         ("--vhost v list_queues -x", "list_queues", "-x : "),
