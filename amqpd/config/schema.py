@@ -214,7 +214,12 @@ class DefinitionsSettings:
 class MetadataSettings:
     """The database of vhosts, users, permissions, exchanges, queues and bindings."""
 
-    url: str = setting("", TEXT, "SQLAlchemy URL of the metadata database; empty: SQLite in data_dir.", secret=True)
+    url: str = setting(
+        "",
+        TEXT,
+        "SQLAlchemy URL of the metadata database, SQLite or PostgreSQL; empty: SQLite in data_dir.",
+        secret=True,
+    )
 
 
 @dataclass(frozen=True)
