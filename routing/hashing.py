@@ -83,7 +83,7 @@ def keys_hash(keys: list[str]) -> i64:
 
 
 def value_hash(value: object) -> i64:
-    """Return the hash of a field value; None if it is absent. Values of different types have different hashes."""
+    """Return the hash of a field value. `value` None: the field is absent. A text and a number differ: "1" and 1."""
     if isinstance(value, str):
         return key_hash(value)
     return crc32(stable_encoding(value))

@@ -297,7 +297,7 @@ class ClusterMetadata:
                 await self.state.wait_change(min(left, 1.0))  # slot 0 moves
 
     async def write_forwarded(self, changes: Sequence[SlotChange]) -> int:
-        """Write changes of another node that takes this node for slot 0's owner.
+        """Write changes of another node that takes this node for slot 0's owner. Return the offset behind them.
 
         Raises:
             MetadataError: they were refused, or the outcome is unknown.

@@ -435,7 +435,10 @@ class ClusterNode:
         await self.metadata.write_cluster([PutAnnotation((WISH, slot), value)])
 
     async def _forward(self, changes: Sequence[SlotChange]) -> int:
-        """Let the owner of slot 0 write the changes. Raises NotOwner: no node serves slot 0."""
+        """Let the owner of slot 0 write the changes. Return the offset behind them.
+
+        Raises: as `forward_changes`.
+        """
         keeper = self.view.controller()
         if keeper is None:
             raise NotOwner("cannot write the metadata: no node serves slot 0 just now")

@@ -189,7 +189,10 @@ class BatchCheck:
         return monotonic() < until_s
 
     def _check_records(self, until_s: float) -> bool:
-        """Check records until this monotonic time, and find the latest one. Raises: BadRecord."""
+        """Check records until this monotonic time, and find the latest one. Return True when all are checked.
+
+        Raises: BadRecord.
+        """
         header = self._header
         data = self._image
         decoder = self._decoder

@@ -281,7 +281,7 @@ class QueueJob(RepublishSource):
         return False
 
     def finish(self) -> bool:
-        """Close the scan, and end the job if no message is under way."""
+        """Close the scan, and end the job if no message is under way. Return False: there is nothing more to do now."""
         search = self._search
         if search is not None and not self._closed:
             self._closed = True

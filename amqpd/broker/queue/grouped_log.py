@@ -282,7 +282,10 @@ class GroupedLogReader:
             self._second_offset = record.offset + 1
 
     def _take_again(self, queue: Queue, store: QueueLog, record: Record) -> i64:
-        """Bring the record into memory if it was passed over and its group has room."""
+        """Bring the record into memory if it was passed over and its group has room.
+
+        Returns: _TAKEN; _NOT_PASSED; _REFUSED if the group has no room.
+        """
         window = self._window
         group = self.group_of_passed(record)
         if group is None:
@@ -423,7 +426,10 @@ class GroupedLogReader:
         return None
 
     def _read_oldest_passed(self, queue: Queue, store: QueueLog, waits: bool) -> bool:
-        """Bring the oldest passed messages into memory, even into a full window. False: the disk was asked."""
+        """Bring the oldest passed messages into memory, even into a full window.
+
+        Return False if there is none yet, because the disk was asked.
+        """
         window = self._window
         place = self._oldest
         place.go_to(window.passed_low)  # it may be before the last read

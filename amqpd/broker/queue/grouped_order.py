@@ -130,7 +130,10 @@ class GroupedOrder(SearchableOrder):
         window.requeue(queue, entry, group)
 
     def _requeue_in_log(self, queue: Queue, entry: QueueEntry) -> bool:
-        """Make a message that a search took ready again, if it belongs behind messages that only the log has."""
+        """Make a message that a search took ready again in the log.
+
+        Return False if it belongs before the messages that only the log has: it then returns to memory.
+        """
         log = self.log
         offset = entry.offset
         if not self.backing.is_logged(offset) or not log.leaving.has(offset):

@@ -119,7 +119,10 @@ class GroupedQueue(Queue):
             turn.schedule()
 
     def _deliver_next(self) -> i64:
-        """Deliver one message of those in memory."""
+        """Deliver one message of those in memory.
+
+        Returns: _DELIVERED; _WAITS if its body comes from the disk; _NOTHING if no consumer can take one.
+        """
         window = self._window
         free = window.first_free()
         if free is not None:

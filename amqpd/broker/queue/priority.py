@@ -191,7 +191,10 @@ class PriorityOrder(SearchableOrder):
         return self._scan_offset < self._scan_end
 
     def scan(self, queue: Queue) -> bool:
-        """Read the next range of the log into the index. Cost: about 2 us per message, more for large ones."""
+        """Read the next range of the log into the index. Return True if the index is complete.
+
+        Cost: about 2 us per message, more for large ones.
+        """
         if not self._scanning():
             return True
         store = self.backing.store

@@ -317,7 +317,7 @@ class Queue(QueueBase):
         return accepted
 
     def _enqueue_plain(self, message: Message) -> bool:
-        """Enqueue a message that no limit refuses.
+        """Enqueue a message that no limit refuses. Return False if its log has failed.
 
         If nothing is ready and a consumer has credit, the message goes to the consumer at once; the log is skipped for
         a consumer without acks. Otherwise the message is appended to the store and becomes ready.
