@@ -371,8 +371,10 @@ def _find_hole_after(state: RecoveryState, segment: Segment, next_base: int, sca
 
 
 def _missing_segment(state: RecoveryState, end: int, next_base: int, floor: int) -> LogPosition | None:
-    """Return the hole of a segment whose file names a power cut removed, between a sealed one and the next. None if
-    the segment was removed on purpose: a snapshot has its producers then.
+    """Return the hole between a sealed segment, which ends at `end`, and the next one; None if there is none.
+
+    A power cut may remove the file names of a segment. Before a segment is removed on purpose, a snapshot gets its
+    producers: `floor` is above `end` then. A log without a snapshot has no numbered messages to protect.
     """
     return (next_base, 0, 0, next_base) if state.snapshot is not None and floor <= end < next_base else None
 
