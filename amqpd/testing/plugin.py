@@ -7,10 +7,12 @@ it used, if that is a process.
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import ExitStack
 
 import pytest
 
 from amqpd.testing.broker_fixture import BrokerFixture, Vhost
+from amqpd.testing.control import NotRunning
 from amqpd.testing.process import BrokerProcess
 from amqpd.testing.recorder import Recorder
 from amqpd.testing.thread import BrokerThread
@@ -70,8 +72,15 @@ def amqpd_url(amqpd_broker: BrokerFixture) -> str:
 
 @pytest.fixture
 def amqpd_vhost(amqpd_broker: BrokerFixture) -> Generator[Vhost, None, None]:
-    """An empty vhost of the session's broker for this test only. Cost: some milliseconds on disk, 1 ms in memory."""
-    with amqpd_broker.vhost() as vhost:
+    """An empty vhost of the session's broker for this test only. Cost: some milliseconds on disk, 1 ms in memory.
+
+    It starts a broker that an earlier test has stopped. One that has ended by itself fails the test.
+    """
+    with ExitStack() as stack:
+        try:
+            vhost = stack.enter_context(amqpd_broker.vhost())
+        except NotRunning:
+            vhost = stack.enter_context(amqpd_broker.start().vhost())
         yield vhost
 
 

@@ -445,6 +445,12 @@ def test_recorder(amqpd_broker, amqpd_vhost, amqpd_recorder):
         ran = plugin_run(self.TEXT, "-s", f"--amqpd-mode={mode}")
         assert (ran.returncode, f"broker {kind}" in ran.stdout) == (0, True), ran.stdout + ran.stderr
 
+    @pytest.mark.parametrize("mode", ["thread-memory", "process-memory"])
+    def test_stopped_broker_does_not_fail_the_next_test(self, plugin_run: Callable, mode: str) -> None:
+        outage = "def test_outage(amqpd_broker, amqpd_vhost):\n    amqpd_broker.stop()\n    assert False\n"
+        ran = plugin_run(f"{outage}{self.TEXT}", f"--amqpd-mode={mode}")
+        assert "1 failed, 1 passed" in ran.stdout, ran.stdout + ran.stderr
+
     def test_mode_of_the_ini_file_and_workers(self, plugin_run: Callable) -> None:
         ran = plugin_run(self.TEXT, "-o", "amqpd_mode=thread-memory", "-n", "2")
         assert ran.returncode == 0, ran.stdout + ran.stderr
