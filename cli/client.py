@@ -320,7 +320,11 @@ class ApiClient:
                 "Its admin API may listen elsewhere: see http.host and http.port in `amqpd --print-settings`",
                 "On the broker's own machine, use its data directory: --data-dir DIR",
             ]
-            if self.uri.lower().startswith("https://"):
+            if isinstance(error, RemoteDisconnected) and not self.uri.lower().startswith("https://"):
+                advice.insert(0, "That port may be for HTTPS. Use https:// instead of http://")
+            elif getattr(error, "reason", "") == "WRONG_VERSION_NUMBER":
+                advice[:1] = ["That port has no TLS. Use http://, or the port of the broker's setting http.tls.port"]
+            elif self.uri.lower().startswith("https://") and not isinstance(error, ConnectionRefusedError):
                 advice[:1] = [
                     "Its certificate may be signed by an authority of your own. Name it: --tls-ca-cert-file FILE",
                     "It may want a certificate of yours: --tls-cert-file FILE, --tls-key-file FILE",

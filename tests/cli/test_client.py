@@ -134,14 +134,23 @@ def test_stale_socket_is_connection_refused(ctl: Ctl, tmp_path: Path) -> None:
     assert (result.code, "Connection refused" in result.err) == (69, True)
 
 
-def test_closed_port_is_connection_refused_without_password(ctl: Ctl) -> None:
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_closed_port_is_connection_refused_without_password(ctl: Ctl, scheme: str) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-        result = ctl("list_users", "--uri", f"http://bob:secret@127.0.0.1:{port}")
+        result = ctl("list_users", "--uri", f"{scheme}://bob:secret@127.0.0.1:{port}")
     assert result.code == 69
-    assert f"at http://127.0.0.1:{port}: Connection refused" in result.err
+    assert f"at {scheme}://127.0.0.1:{port}: Connection refused" in result.err
+    assert "may not be running" in result.err
     assert "secret" not in result.err
+
+
+def test_port_without_tls_is_named(broker: FakeBroker, ctl: Ctl) -> None:
+    result = ctl("list_users", "--uri", f"https://127.0.0.1:{broker.tcp_port}")
+    assert (result.code, "WRONG_VERSION_NUMBER" in result.err) == (69, True)
+    assert "That port has no TLS. Use http://" in result.err
+    assert "certificate" not in result.err
 
 
 def test_socket_of_another_user_is_permission_denied(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:

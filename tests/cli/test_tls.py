@@ -73,6 +73,11 @@ def test_untrusted_certificate_is_refused(
     assert "guest:guest" not in refused.err
 
 
+def test_port_with_tls_is_named(broker: BrokerProcess, ctl: Ctl) -> None:
+    refused = ctl("list_users", "--uri", uri(broker).replace("https", "http"))
+    assert (refused.code, "That port may be for HTTPS. Use https:// instead" in refused.err) == (69, True), refused.err
+
+
 def test_insecure_option_warns(broker: BrokerProcess, ctl: Ctl) -> None:
     listed = ctl("list_users", "-q", "--uri", uri(broker), "--insecure")
     assert (listed.code, "guest" in listed.out) == (0, True)
