@@ -134,6 +134,6 @@ def test_sasl_takes_precedence_over_the_certificate(tls_broker: BrokerProcess, a
 
 def test_certificate_of_the_listener_is_listed(tls_broker: BrokerProcess) -> None:
     found = tls_broker.api("GET", "/api/amqpd/certificates")
-    assert [each["path"] for each in found] == [str(tls_broker.settings["kafka.tls.certificate"])]
+    assert str(tls_broker.settings["kafka.tls.certificate"]) in {each["path"] for each in found}
     with pytest.raises(BrokerFailed, match='"protocol":"kafkas"'):
         tls_broker.api("GET", "/api/health/checks/certificate-expiration/100/years")
