@@ -319,6 +319,8 @@ def _pop_all(run: list[T]) -> Iterator[T]:
 
 
 def _sort_key(value: object) -> tuple[int, Any]:
+    if value is None:
+        return 0, 0  # rabbit: an item without the column, or with null, is before texts and counts as 0
     if isinstance(value, bool | int | float):
         return 0, value
     if isinstance(value, str):

@@ -83,8 +83,14 @@ class TestSorting:
     async def test_sort_of_values_of_different_types_does_not_fail(self):
         values = {"a": None, "b": "text", "c": 3, "d": True}
         items = [{"name": name, "x": x} for name, x in values.items()]
-        assert [item["name"] for item in await listed(items, sort="x")] == ["d", "c", "b", "a"]
+        assert [item["name"] for item in await listed(items, sort="x")] == ["a", "d", "c", "b"]
         assert {item["name"] for item in await listed(items, sort="none")} == set(values)
+
+    async def test_missing_and_null_values_sort_as_zero(self):
+        """RabbitMQ: a missing number counts as 0, so the largest ones come first in reverse."""
+        items = [{"name": "a", "x": {}}, {"name": "b", "x": {"n": 5}}, {"name": "c", "x": {"n": None}}]
+        assert [item["name"] for item in await listed(items, sort="x.n")] == ["a", "c", "b"]
+        assert [item["name"] for item in await listed(items, sort="x.n", sort_reverse="true")] == ["b", "c", "a"]
 
 
 class TestColumns:
