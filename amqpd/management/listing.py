@@ -5,7 +5,8 @@ The loop has its turn between slices, so a list of ten thousand queues does not 
 Query parameters:
 
 - `page` and `page_size` (at most 500) ask for a page: RabbitMQ's object with counts. Otherwise the answer is an array.
-- `name` keeps items whose name contains it. With `use_regex=true` it is an RE2 pattern. Case makes no difference.
+- `name` keeps items whose name contains it. With `use_regex=true` it is a pattern like those of policies. Case makes no
+  difference.
 - `sort` names a column; dots go into nested objects. `sort_reverse=true` reverses the order.
 - `columns` names the fields to keep.
 - `msg_rates_age` and `msg_rates_incr` ask for samples: how many seconds back, and how many seconds apart.
@@ -23,7 +24,8 @@ from math import isfinite
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
-from amqpd.auth.permissions import InvalidPattern, compile_pattern
+from amqpd.auth.permissions import InvalidPattern
+from amqpd.broker.vhost.name_pattern import compile_names
 from amqpd.management.request import ApiRequest, ApiResponse, BadRequest, PageOutOfRange, is_true, parse_int, to_json
 from amqpd.management.samples import NO_SPANS, SampleRange, SampleRanges
 from amqpd.management.time_slice import TimeSlice
@@ -338,7 +340,7 @@ def _number(query: Any, name: str, default: int) -> int:
 def _matcher(name: str, regex: bool) -> Callable[[str], bool]:
     if regex:
         try:
-            return compile_pattern(f"(?i){name}").matches
+            return compile_names(f"(?i){name}").matches
         except InvalidPattern as error:
             raise BadRequest(str(error).replace("(?i)", "", 1)) from None
     part = name.lower()

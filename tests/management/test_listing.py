@@ -93,6 +93,15 @@ class TestSorting:
         assert [item["name"] for item in await listed(items, sort="x.n", sort_reverse="true")] == ["b", "c", "a"]
 
 
+class TestNames:
+    async def test_pattern_may_begin_with_look_ahead(self):
+        """RabbitMQ's pattern to hide the predeclared exchanges."""
+        items = [{"name": "amq.topic"}, {"name": "Orders"}]
+        query = {"page": "1", "use_regex": "true"}
+        for name in (r"^(?!amq\.).*", "orders"):
+            assert (await listed(items, name=name, **query))["items"] == [{"name": "Orders"}]
+
+
 class TestColumns:
     async def test_nested_column_keeps_its_structure(self):
         assert await listed(ITEMS[:1], columns="in.deep,none.at.all") == [{"in": {"deep": 0}}]
