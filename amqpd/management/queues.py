@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.broker.consume import reject_on_stream
 from amqpd.broker.queue.grouped_queue import GroupedQueue
 from amqpd.broker.queue.log_opener import opened
+from amqpd.broker.queue.queue import for_consumer
 from amqpd.broker.stats import QUEUE_COUNTERS
 from amqpd.broker.vhost import declare as declarations
 from amqpd.broker.vhost.declaration import QueueDeclaration
@@ -398,7 +399,8 @@ async def get_messages(call: ApiRequest) -> ApiResponse:
         for entry in entries:
             if entry.message is not None:
                 tap.delivered(entry.message, queue.name, entry.redelivered, SESSION_NAME, call.caller.user.name, 1)
-    raw = [_raw_item(entry, queue.ready_count + len(entries) - index - 1) for index, entry in enumerate(entries)]
+    shown = queue.rules.counts_shown
+    raw = [_raw_item(entry, shown, queue.ready_count + len(entries) - index - 1) for index, entry in enumerate(entries)]
     if _ACK_MODES[mode]:
         for entry in entries:
             queue.requeue(entry, counts=True, failed=mode.startswith("reject"))
@@ -430,8 +432,8 @@ def _take(queue: Queue, count: int) -> list[QueueEntry]:
     return entries
 
 
-def _raw_item(entry: QueueEntry, left: int) -> tuple[dict[str, Any], bytes, bytes]:
-    message = entry.message
+def _raw_item(entry: QueueEntry, counts_shown: bool, left: int) -> tuple[dict[str, Any], bytes, bytes]:
+    message = for_consumer(entry, counts_shown)
     assert message is not None  # get() has read it
     item = {
         "payload_bytes": message.body_size,

@@ -205,6 +205,13 @@ class TestMessages:
         if left:
             assert channel.basic_get("q")[2] == b"1"
 
+    def test_message_of_quorum_queue_has_its_delivery_count(self, api, v, channel):
+        channel.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum"})
+        channel.basic_publish("", "q", b"x")
+        for count in (0, 1):
+            (found,) = api.send_ok("POST", f"/api/queues/{v}/q/get", GET).json
+            assert found["properties"] == {"headers": {"x-delivery-count": count}}
+
     def test_truncate_shortens_payload(self, api, v, channel):
         channel.queue_declare("q")
         channel.basic_publish("", "q", b"123456")
