@@ -199,7 +199,8 @@ def _count(session: Session, routed: bool) -> None:
 async def _offer(call: ApiRequest, publisher: Publisher, message: Message) -> None:
     """Enqueue the message in every queue of its route, and wait for the logs that store it.
 
-    Raises: Unavailable if a queue rejects it, or a log does not store it in time.
+    Raises: BadRequest if a queue rejects it; Unavailable if a log cannot store it, or not in time, or if one of more
+    than WIDE_COUNT queues rejects it.
     """
     route = publisher.route
     if route.tap is not None:
@@ -212,7 +213,9 @@ async def _offer(call: ApiRequest, publisher: Publisher, message: Message) -> No
         await wait_stored(call, begin, "a queue did not take the message, or it could not be written")
         return
     if not publisher.offer(route, message):
-        raise Unavailable("a queue did not take the message")
+        if any(each.failed for each in route.logs(message)):
+            raise Unavailable("a queue could not write the message")
+        raise BadRequest("a queue rejected the message; check the queue limits")  # rabbit: 400
     call.broker.turn.schedule()
     if logs := route.logs(message):
         await wait_stored(call, partial(when_safe, call.broker.turn, logs), "the message could not be written")

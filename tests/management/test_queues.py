@@ -285,6 +285,13 @@ class TestMessages:
         answer = api("POST", path, body)
         assert (answer.status, "did not take" in answer.json["reason"]) == (503, True)
 
+    def test_publish_that_a_full_queue_rejects_is_400(self, api, v, channel):
+        """RabbitMQ's status; rabbitmqadmin prints the reason of a 400, and a traceback for a 503."""
+        channel.queue_declare("full", durable=True, arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
+        body = {"routing_key": "full", "payload": "x", "properties": {"delivery_mode": 2}}
+        answer = api("POST", f"/api/exchanges/{v}/amq.default/publish", body)
+        assert (answer.status, "queue limits" in answer.json["reason"]) == (400, True)
+
     def test_unroutable_publish_is_not_routed(self, api, v):
         body = {"routing_key": "nobody", "payload": "x", "properties": []}
         assert api.send_ok("POST", f"/api/exchanges/{v}/amq.direct/publish", body).json == {"routed": False}
