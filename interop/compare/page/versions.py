@@ -40,6 +40,7 @@ MATTERS: Final = (
     Matter("`ha-*` policies (mirrored queues)", "obeyed", "refused or ignored (4.0)", "taken and ignored"),
     Matter("queues that are neither durable nor exclusive", "taken", "refused unless permitted (4.3)", "3.10.8"),
     Matter("`PUT /api/queues/V/Q` without `durable`", "transient", "refused unless permitted (4.3)", "a durable queue"),
+    Matter("`PUT /api/exchanges/V/X` without `durable`", "transient", "transient", "a durable exchange"),
     Matter("`basic.qos` with `global`", "taken", "refused unless permitted (4.3)", "3.10.8"),
     Matter("an unknown exchange type", "503, the connection is closed", "406, the channel is closed", "3.10.8"),
     Matter("a consumer timeout", "closes the channel", "cancels it (4.3)", "`consumer_timeout_response`"),
