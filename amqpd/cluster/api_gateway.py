@@ -557,8 +557,8 @@ class ApiGateway(ClusterApi):
 
 
 def _forwarded_headers(call: ApiRequest) -> dict[str, str]:
-    """Return the headers that handlers read."""
-    kept = {name: call.headers[name] for name in ("X-Reason", "If-Match", "Content-Type") if name in call.headers}
+    """Return the headers that handlers read. The body is sent as JSON, however it was received."""
+    kept = {name: call.headers[name] for name in ("X-Reason", "If-Match") if name in call.headers}
     return kept if call.body is None else {"Content-Type": "application/json", **kept}
 
 

@@ -34,6 +34,10 @@ _STRING_PIECE: Final = 16 * 1024
 # rabbit: the content types that `curl -d` and simple clients send are read as JSON, too. Pages of other sites can send
 # them, but the server refuses their requests earlier, by their origin.
 _KINDS: Final = frozenset({"application/json", "application/x-www-form-urlencoded", "text/plain"})
+_FORM: Final = "multipart/form-data"
+_FIELDS_MAX: Final = 16
+_BOUNDARY: Final = re.compile(r';\s*boundary="?([^";]+)"?', re.IGNORECASE)
+_FILE_FIELD: Final = re.compile(rb';[ \t]*name="?file"?[ \t]*(?:;|\r|$)', re.IGNORECASE)
 _SPACE: Final = re.compile(r"[ \t\n\r]*+")
 _IN_STRING: Final = re.compile(r'(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+')
 
@@ -71,8 +75,24 @@ def parse_form(body: bytes) -> dict[str, str]:
         raise BadRequest("the body is not a form") from None
 
 
+def form_file(content_type: str, body: bytes) -> bytes:
+    """Return the field `file` of a form with parts, as `curl -F` and a page send it. Raises: BadRequest."""
+    boundary = _BOUNDARY.search(content_type)
+    # The last piece is behind the form, or behind more fields than one needs.
+    parts = (
+        (b"\r\n" + body).split(b"\r\n--" + boundary[1].encode("utf-8", "surrogateescape"), _FIELDS_MAX)[1:-1]
+        if boundary
+        else []
+    )
+    for part in parts:
+        head, _, content = part.partition(b"\r\n\r\n")
+        if _FILE_FIELD.search(head):
+            return content
+    raise BadRequest("the form has no field file")
+
+
 async def parse_body(request: web.BaseRequest, body: bytes, definitions: bool) -> object:
-    """Return the body as JSON, None if there is none.
+    """Return the body as JSON, None if there is none. Definitions may be the field `file` of a form (rabbit).
 
     Raises:
         NotJson: the content type is not JSON.
@@ -83,7 +103,9 @@ async def parse_body(request: web.BaseRequest, body: bytes, definitions: bool) -
     if not body or body.isspace() or request.method == "DELETE":
         return None
     kind = request.headers.get("Content-Type", "application/json").partition(";")[0].strip().lower()
-    if kind not in _KINDS and not kind.endswith("+json"):
+    if definitions and kind == _FORM:
+        body = form_file(request.headers["Content-Type"], body)
+    elif kind not in _KINDS and not kind.endswith("+json"):
         raise NotJson("the body must be application/json")
     try:
         return await parse_json(body.decode("utf-8-sig"), definitions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 
 import pika
 import pytest
@@ -36,6 +37,20 @@ def test_unknown_keys_are_ignored_and_reported(api, v):
     }
     assert api("POST", f"/api/definitions/{v}", document).status == 204
     assert api("GET", f"/api/queues/{v}/q").status == 200
+
+
+def test_document_may_be_the_field_file_of_a_form(api, v):
+    """As `curl -F file=@definitions.json` sends it, and the forms of RabbitMQ's page."""
+    head = 'Content-Disposition: form-data; name="file"; filename="d.json"\r\nContent-Type: application/json'
+    document = json.dumps({"queues": [{"name": "q", "arguments": {"x-note": "--edge"}}]})
+    other = '--edge\r\nContent-Disposition: form-data; name="redirect"\r\n\r\n../file\r\n'
+    form = f"{other}--edge\r\n{head}\r\n\r\n{document}\r\n--edge--\r\n"
+    kind = {"Content-Type": "multipart/form-data; boundary=edge"}
+    assert api("POST", f"/api/definitions/{v}", form, kind, raw=True).status == 204
+    assert api.get(f"/api/queues/{v}/q")["arguments"] == {"x-note": "--edge"}
+    refused = api("POST", f"/api/definitions/{v}", f"{other}--edge--\r\n", kind, raw=True)
+    assert (refused.status, "file" in refused.json["reason"]) == (400, True)
+    assert api("POST", f"/api/definitions/{v}", form, {"Content-Type": "multipart/form-data"}, raw=True).status == 400
 
 
 def test_all_errors_are_reported_and_nothing_is_created(api, v):
