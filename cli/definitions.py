@@ -112,8 +112,10 @@ def import_definitions(context: Context) -> None:
         import os
 
         path = os.path.abspath(context.operands[0])  # noqa: PTH100
-        if not os.path.isfile(path):  # noqa: PTH113
+        if not os.path.exists(path):  # noqa: PTH110
             raise UsageError(f"Bad argument: File {path} does not exist", DATA)
+        if os.path.isdir(path):  # noqa: PTH112
+            raise Failure(DATA, f"Path {path} is a directory")
         context.info(f'Importing definitions in JSON from a file at "{path}" ...')
         try:
             with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is 3 ms of start-up

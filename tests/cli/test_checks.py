@@ -235,6 +235,20 @@ def test_export_to_pipe_writes_into_the_pipe(broker: FakeBroker, ctl: Ctl, tmp_p
     assert stat.S_ISFIFO(pipe.lstat().st_mode)
 
 
+def test_import_reads_a_pipe(broker: FakeBroker, ctl: Ctl) -> None:
+    """A shell gives a pipe for `import_definitions <(jq ... definitions.json)`."""
+    broker.answers["POST", "/api/definitions"] = (204, None)
+    read_end, write_end = os.pipe()
+    os.write(write_end, b'{"vhosts": []}')
+    os.close(write_end)
+    try:
+        result = ctl("import_definitions", f"/dev/fd/{read_end}")
+    finally:
+        os.close(read_end)
+    assert (result.code, result.err) == (0, "")
+    assert broker.requests[-1].body == {"vhosts": []}
+
+
 def test_skip_if_unchanged_imports_only_changed_definitions(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/definitions"] = (200, DEFINITIONS)
     broker.answers["POST", "/api/definitions"] = (204, None)
@@ -258,6 +272,7 @@ def test_skip_if_unchanged_imports_only_changed_definitions(broker: FakeBroker, 
         ("export_definitions x --format erlang", 65, "JSON only"),
         ("export_definitions x --format yaml", 65, "either json or erlang"),
         ("import_definitions /nonexistent", 65, "File /nonexistent does not exist"),
+        ("import_definitions /", 65, "Path / is a directory"),
         ("hash_password", 65, "not provided"),
         ("reset", 64, "requires the 'amqpd' app to be stopped"),
         ("await_online_nodes 2", 70, "not enough nodes"),
