@@ -132,7 +132,8 @@ def import_definitions(context: Context) -> None:
     if not isinstance(document, dict):
         raise Failure(DATA, "Failed to parse definitions: they are a JSON object")
     if "skip-if-unchanged" in context.line.given and _is_there(document, _exported(context)):
-        context.success("Definitions are there already, nothing was imported")
+        context.info("Definitions are there already, nothing was imported")
+        context.success()
         return
     context.no_timeout()
     asked = "skip_unsupported=true" if "skip-unsupported" in context.line.given else "report=true"
@@ -140,7 +141,8 @@ def import_definitions(context: Context) -> None:
     if not answer.ok:
         raise Failure(DATA if answer.status < 500 else answer.failure().exit_code, answer.reason)
     _tell(context, answer.data or {})
-    context.success("Definitions were imported")
+    context.info("Definitions were imported")
+    context.success()
 
 
 def _tell(context: Context, report: dict[str, Any]) -> None:

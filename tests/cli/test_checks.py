@@ -249,6 +249,12 @@ def test_import_reads_a_pipe(broker: FakeBroker, ctl: Ctl) -> None:
     assert broker.requests[-1].body == {"vhosts": []}
 
 
+def test_quiet_import_writes_nothing(broker: FakeBroker, ctl: Ctl) -> None:
+    broker.answers["POST", "/api/definitions"] = (204, None)
+    assert ctl("-q", "import_definitions", stdin="{}").out == ""
+    assert ctl("-q", "import_definitions", "--formatter", "json", stdin="{}").out == '{"node":"n@h","result":"ok"}\n'
+
+
 def test_skip_if_unchanged_imports_only_changed_definitions(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/definitions"] = (200, DEFINITIONS)
     broker.answers["POST", "/api/definitions"] = (204, None)
