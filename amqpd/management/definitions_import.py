@@ -278,6 +278,12 @@ def _require(key: str, exists: bool) -> None:
         raise _UnknownReference(key)
 
 
+def _is_default(binding: Item) -> bool:
+    """Return whether it is a queue's binding to the default exchange."""
+    named = binding["destination_type"] == "queue" and binding["routing_key"] == binding["destination"]
+    return named and not binding["source"] and not binding["arguments"]
+
+
 class Declarations:
     """The calls for the items of one document: declarations within one transaction, and rows of users.
 
@@ -376,6 +382,8 @@ class Declarations:
 
     def exchange(self, item: Item) -> None:
         vhost = self._draft_of(item)
+        if not item["name"] and item["type"] == "direct":
+            return  # rabbit: the default exchange is there; GET /api/exchanges lists it
         clean_name(item["name"], "an exchange")
         flags = (item["durable"], item["auto_delete"], item["internal"])
         declaration = ExchangeDeclaration(item["name"], item["type"], *flags, item["arguments"])
@@ -396,6 +404,9 @@ class Declarations:
 
     def binding(self, item: Item) -> None:
         vhost = self._draft_of(item)
+        if _is_default(item):
+            _require("destination", vhost.find_queue(item["destination"]) is not None)
+            return  # rabbit: every queue has it; GET /api/bindings lists it
         source = vhost.find_exchange(item["source"]) if item["source"] else None
         _require("source", source is not None)
         end, kind = item["destination"], item["destination_type"]
@@ -629,6 +640,8 @@ class DefinitionsDiff:
         after = {key: item[key] for key in ("routing_key", "arguments")}
         key = BindingKey(source, kind, end, item["routing_key"], binding_table(item["arguments"]))
         existing = exchange is not None and key in exchange.bindings
+        if _is_default(item):
+            existing = vhost is not None and end in vhost.queues
         return Comparison(f"{source} to {kind} {end}", after if existing else None, after)
 
 

@@ -53,6 +53,19 @@ def test_document_may_be_the_field_file_of_a_form(api, v):
     assert api("POST", f"/api/definitions/{v}", form, {"Content-Type": "multipart/form-data"}, raw=True).status == 400
 
 
+def test_default_exchange_and_its_bindings_are_there_already(api, v):
+    """Lists of exchanges and bindings have them, so documents made of those lists have them too."""
+    own = {"source": "", "destination": "q", "destination_type": "queue", "routing_key": "q", "arguments": {}}
+    document = {"exchanges": api.get(f"/api/exchanges/{v}"), "queues": [{"name": "q"}], "bindings": [own]}
+    assert "" in [each["name"] for each in document["exchanges"]]
+    assert api("POST", f"/api/definitions/{v}", document).status == 204
+    counts = api.send_ok("POST", f"/api/amqpd/definitions/{v}/difference", document).json["counts"]
+    assert (counts["bindings"]["same"], counts["exchanges"]["same"]) == (1, len(document["exchanges"]))
+    assert api("POST", f"/api/definitions/{v}", {"exchanges": [{"name": "", "type": "fanout"}]}).status == 400
+    for other in ({"routing_key": "other"}, {"destination": "none", "routing_key": "none"}):
+        assert api("POST", f"/api/definitions/{v}", {"bindings": [own | other]}).status == 400
+
+
 def test_all_errors_are_reported_and_nothing_is_created(api, v):
     document = {
         "queues": [{"name": "q"}, {"name": "bad", "arguments": {"x-max-length": -1}}],
