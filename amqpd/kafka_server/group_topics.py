@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from amqpd.auth.permissions import compile_pattern
+from amqpd.auth.permissions import compile_search
 from amqpd.broker.queue.argument_checks import KAFKA_TOPIC
 from amqpd.kafka_server.pace import run_all
 from amqpd.kafka_server.topics import names_of_topics, topic_of_id, topic_of_name
@@ -35,10 +36,11 @@ def topic_names(vhost: VHost, ids: Iterable[bytes]) -> dict[bytes, str]:
     return {topic_id: topic.name for topic_id, topic in found if topic is not None}
 
 
+@lru_cache(64)
 def topic_pattern(text: str) -> PermissionPattern:
     """Return a pattern that must match the whole name of a topic. Raises: InvalidPattern."""
-    compile_pattern(text)  # it must be an expression of its own, not only inside the other one
-    return compile_pattern(f"^(?:{text})$")
+    compile_search(text)  # it must be an expression of its own, not only inside the other one
+    return compile_search(f"^(?:{text})$")
 
 
 class GroupTopics:

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqpd.auth.permissions import InvalidPattern, Kind, Permissions, compile_pattern, compile_topic_pattern
+from amqpd.auth.permissions import (
+    InvalidPattern,
+    Kind,
+    Permissions,
+    compile_pattern,
+    compile_search,
+    compile_topic_pattern,
+)
 from amqpd.storage.metadata.rows import PermissionRow, TopicPermissionRow
 
 
@@ -51,6 +58,33 @@ def test_bad_pattern_is_refused(pattern: str) -> None:
         Permissions.check_patterns(PermissionRow("u", "/", ".*", ".*", pattern))
     with pytest.raises(InvalidPattern):
         Permissions.check_patterns(TopicPermissionRow("u", "/", "x", ".*", pattern))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(?i)" + "\\pL" * 3, "(?s-U:a(?mi:[\\pL\\PN]\\p{Any}))", "\\pL" * 65, "(?i)\\Q\\E\\\\\\pL\\pL\\pL"]
+)
+def test_pattern_that_takes_long_to_compile_is_refused(pattern: str) -> None:
+    """RE2 takes up to 36 ms for one of these classes if it ignores case, and a pattern has room for a thousand."""
+    for compile_text in (compile_pattern, compile_search):
+        with pytest.raises(InvalidPattern, match="classes"):
+            compile_text(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(?i)^[\\pL\\pN]+$", "^" + "\\pL" * 3, "(?P<i>\\pL)\\pL\\pL", "(?i)\\\\p\\\\p\\\\pL|abc"]
+)
+def test_few_classes_of_unicode_are_allowed(pattern: str) -> None:
+    assert compile_pattern(pattern).matches("abc")
+
+
+def test_pattern_of_a_request_is_small_and_not_cached() -> None:
+    large = "(?:a?){990}" * 10  # 40 ms for a name, and some 100 KiB
+    assert compile_pattern(large).matches("a")
+    with pytest.raises(InvalidPattern, match="too large"):
+        compile_search(large)
+    assert compile_search("|".join(f"topic-{number:04}" for number in range(350))).matches("topic-0349")
+    assert compile_search("^a").matches("abc")
+    assert compile_search("^a") is not compile_search("^a")
 
 
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "^(.*a){12}$"])
