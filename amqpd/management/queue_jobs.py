@@ -2,7 +2,7 @@
 
 /queues/V/Q/messages shows messages, /queues/V/Q/jobs starts jobs, /amqpd/jobs lists them. Browsing requires the read
 permission on the queue. A job requires read and configure on its source (copy: only read), and write on the target:
-the queue, the exchange, or each queue that a redrive sends messages to.
+the queue, the exchange, or each queue that a redrive sends messages to. Topic permissions apply as to a publish.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.broker.jobs.job import QueueJob
 from amqpd.broker.jobs.jobs import COPY, DELETE, MOVE, REDRIVE, REWIND, JobRequest, browse
 from amqpd.broker.queue.log_opener import opened
+from amqpd.errors import AccessRefused
 from amqpd.management.queues import message_item
 from amqpd.management.request import (
     DEFAULT_EXCHANGE,
@@ -33,7 +34,9 @@ from amqpd.routing.selector_parser import suggest_fix
 
 if TYPE_CHECKING:
     from amqpd.broker.consumer import QueueEntry
+    from amqpd.broker.jobs.targets import MayPublish
     from amqpd.broker.queue.queue import Queue
+    from amqpd.broker.vhost.exchange import Exchange
 
 COUNT_MAX: Final = 1000
 OFFSET_MAX: Final = 1 << 60
@@ -145,6 +148,9 @@ async def _request(call: ApiRequest, verb: str) -> JobRequest:
     if to_exchange is not None:
         to_exchange = "" if to_exchange == DEFAULT_EXCHANGE else to_exchange
         call.check(vhost.name, "write", "exchange", to_exchange)
+        exchange = vhost.find_exchange(to_exchange)
+        if exchange is not None and exchange.internal:
+            raise AccessRefused(f"cannot publish to internal exchange '{to_exchange}' in vhost '{vhost.name}'")
     return JobRequest(
         verb,
         vhost,
@@ -160,6 +166,7 @@ async def _request(call: ApiRequest, verb: str) -> JobRequest:
         until,
         until_ms,
         _may_write(call, vhost.name),
+        _may_publish(call, vhost.name),
         call.caller.user.name,
     )
 
@@ -171,6 +178,17 @@ def _may_write(call: ApiRequest, vhost: str) -> Any:
         return caller.operator or auth.is_allowed(caller.user, vhost, "write", name or DEFAULT_EXCHANGE)
 
     return may_write
+
+
+def _may_publish(call: ApiRequest, vhost: str) -> MayPublish:
+    caller, auth = call.caller, call.broker.auth
+
+    def may_publish(exchange: Exchange, keys: list[str]) -> bool:
+        if caller.operator or exchange.kind != "topic":
+            return True
+        return all(auth.is_topic_allowed(caller.user, vhost, exchange.name, "write", key) for key in keys)
+
+    return may_publish
 
 
 async def _source(call: ApiRequest, *, configure: bool) -> Queue:

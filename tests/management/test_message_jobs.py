@@ -279,6 +279,34 @@ class TestPermissions:
         job = caller("POST", queue_path(v, "jobs"), {"action": "redrive", "where": "n IS NULL", "wait_ms": 5000}).json
         assert (job["done"], job["left"]) == (1, {"no permission": 1})
 
+    @pytest.mark.parametrize("key", [None, "billing.all"])
+    def test_topic_permission_limits_the_routing_keys_of_a_job(self, api, user, v, filled, channel, key) -> None:
+        channel.queue_bind("to", "amq.topic", "#")
+        caller = user("management", read="^q$", write="^amq.topic$")
+        topic = {"exchange": "amq.topic", "write": "^q$", "read": ""}
+        api.send_ok("PUT", f"/api/topic-permissions/{v}/{caller.user}", topic)
+        body = {"action": "copy", "to_exchange": "amq.topic", "limit": 3, "wait_ms": 5000}
+        job = caller("POST", queue_path(v, "jobs"), body if key is None else {**body, "routing_key": key}).json
+        expected = (3, {}) if key is None else (0, {"no permission": 10})
+        assert (job["done"], job["left"]) == expected
+
+    def test_redrive_needs_the_topic_permission_for_each_key(self, api, user, v, filled, channel) -> None:
+        channel.queue_bind("to", "amq.topic", "#")
+        death = {"queue": "gone", "reason": "rejected", "exchange": "amq.topic", "routing-keys": ["q", "billing.all"]}
+        channel.basic_publish("", "q", b"dead", pika.BasicProperties(headers={"x-death": [death]}, delivery_mode=2))
+        caller = user("management", read="^q$", configure="^q$", write="^amq.topic$")
+        topic = {"exchange": "amq.topic", "write": "^q$", "read": ""}
+        api.send_ok("PUT", f"/api/topic-permissions/{v}/{caller.user}", topic)
+        job = caller("POST", queue_path(v, "jobs"), {"action": "redrive", "where": "n IS NULL", "wait_ms": 5000}).json
+        assert (job["done"], job["left"]) == (0, {"no permission": 1})
+
+    def test_job_cannot_publish_to_an_internal_exchange(self, user, v, filled, channel) -> None:
+        channel.exchange_declare("inner", "fanout", internal=True)
+        body = {"action": "copy", "to_exchange": "inner", "wait_ms": 5000}
+        answer = user("management", read="^q$", write=".*")("POST", queue_path(v, "jobs"), body)
+        assert answer.status == 401
+        assert "internal" in answer.json["reason"]
+
     def test_job_of_another_user_is_hidden_or_read_only(self, api, user, v, filled) -> None:
         job = api("POST", queue_path(v, "jobs"), {"action": "delete", "where": "n = 1", "wait_ms": 5000}).json
         stranger = user("management")

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from amqpd.broker.consumer import QueueEntry
 from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.jobs.job import JobFilter, QueueJob, SlicedRunner
-from amqpd.broker.jobs.targets import ExchangeTarget, FirstDeathTarget, JobTarget, QueueTarget
+from amqpd.broker.jobs.targets import ExchangeTarget, FirstDeathTarget, JobTarget, MayPublish, QueueTarget
 from amqpd.broker.publish.republisher import Republisher
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.ready_order import SearchableOrder
@@ -135,6 +135,7 @@ class JobRequest(NamedTuple):
         begin, begin_ms: first offset or time (ms since 1970) of copy and rewind; 0 for the beginning.
         until, until_ms: offset or time at which a rewind ends, exclusive; -1 for the end of the queue.
         may_write: for redrive; returns whether the user may write to the `queue` or `exchange` with a name.
+        may_publish: returns whether topic permissions allow the user these routing keys of an exchange.
     """
 
     verb: str
@@ -151,6 +152,7 @@ class JobRequest(NamedTuple):
     until: int = -1
     until_ms: int = -1
     may_write: Callable[[str, str], bool] = lambda kind, name: True
+    may_publish: MayPublish = lambda exchange, keys: True
     user: str = ""
 
 
@@ -310,11 +312,11 @@ def _target_of(request: JobRequest) -> JobTarget | None:
     if request.verb == DELETE or (request.verb == REWIND and request.to_queue is None):
         return None
     if request.verb == REDRIVE:
-        return FirstDeathTarget(vhost, source, request.may_write)
+        return FirstDeathTarget(vhost, source, request.may_write, request.may_publish)
     if request.to_exchange is not None:
         if request.to_exchange not in vhost.exchanges:
             raise NotFound(f"no exchange '{request.to_exchange}' in vhost '{vhost.name}'")
-        return ExchangeTarget(vhost, source, request.to_exchange, request.routing_key)
+        return ExchangeTarget(vhost, source, request.to_exchange, request.routing_key, request.may_publish)
     target = vhost.queues.get(request.to_queue or "")
     if target is None:
         raise NotFound(f"no queue '{request.to_queue}' in vhost '{vhost.name}'")

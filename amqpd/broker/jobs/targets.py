@@ -17,7 +17,7 @@ expiration removed by dead-lettering is not restored: the message would expire a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 from mypy_extensions import i64, mypyc_attr
 
@@ -25,6 +25,7 @@ from amqpd.broker.consumer import Destination
 from amqpd.broker.message import MessageRoute, PropertiesView
 from amqpd.broker.publish import router
 from amqpd.broker.queue.queue import Queue
+from amqpd.broker.vhost.exchange import Exchange
 from amqpd.broker.vhost.vhost import VHost
 from amqpd.protocol.field_table import Int64, decode_table
 from amqpd.protocol.properties import scan_properties, with_headers
@@ -34,6 +35,8 @@ from amqpd.storage.log.foreign_record import SHORT_BYTES_MAX, is_short_text
 REDRIVE_COUNT: Final = "x-redrive-count"
 DEATH_HEADERS: Final = ("x-death", "x-first-death-reason", "x-first-death-queue", "x-first-death-exchange")
 REMEMBERED_MAX: Final = 1024
+
+MayPublish: TypeAlias = Callable[[Exchange, list[str]], bool]
 
 NO_DEATH: Final = "not dead-lettered"
 NO_TARGET: Final = "no target"
@@ -104,10 +107,12 @@ class ExchangeTarget(JobTarget):
     Args:
         source: a message that would return to this queue stays there.
         key: the routing key; None for the messages' own.
+        may_publish: whether the user may publish to the exchange with these routing keys.
     """
 
-    def __init__(self, vhost: VHost, source: Queue, exchange: str, key: str | None) -> None:
+    def __init__(self, vhost: VHost, source: Queue, exchange: str, key: str | None, may_publish: MayPublish) -> None:
         super().__init__(None)
+        self._may_publish = may_publish
         self._source = source
         self._vhost = vhost
         self._exchange = exchange
@@ -118,13 +123,17 @@ class ExchangeTarget(JobTarget):
         self._cache.clear()
 
     def route_of(self, envelope: MessageRoute, properties: bytes) -> TargetRoute | None:
+        exchange = self._vhost.exchanges.get(self._exchange)
+        key = envelope.routing_key if self._key is None else self._key
+        if exchange is not None and not self._may_publish(exchange, [key]):
+            self.stay_reason = NO_PERMISSION
+            return None
+        self.stay_reason = NO_TARGET
         known = (envelope, properties)
         if known in self._cache:
             return self._cache[known]
-        exchange = self._vhost.exchanges.get(self._exchange)
         found: TargetRoute | None = None
         if exchange is not None:
-            key = envelope.routing_key if self._key is None else self._key
             to = MessageRoute(self._exchange, key)
             destinations = router.route(self._vhost, exchange, [key], PropertiesView(to, properties))
             if destinations and destinations[0].is_queue and self._source not in destinations:
@@ -147,10 +156,14 @@ class FirstDeathTarget(JobTarget):
     Args:
         source: the queue of the dead letters.
         may_write: whether the user may write to the `queue` or `exchange` of a name.
+        may_publish: as of `ExchangeTarget`.
     """
 
-    def __init__(self, vhost: VHost, source: Queue, may_write: Callable[[str, str], bool]) -> None:
+    def __init__(
+        self, vhost: VHost, source: Queue, may_write: Callable[[str, str], bool], may_publish: MayPublish
+    ) -> None:
         super().__init__(None)
+        self._may_publish = may_publish
         self._vhost = vhost
         self._source = source
         self._may_write = may_write
@@ -209,7 +222,8 @@ class FirstDeathTarget(JobTarget):
             exchange = self._vhost.exchanges.get(exchange_name)
             if exchange is None or exchange.matcher is None:
                 return None  # the default exchange would need the missing queue
-            if not self._may_write("exchange", exchange_name):
+            is_permitted = not exchange.internal and self._may_write("exchange", exchange_name)
+            if not is_permitted or not self._may_publish(exchange, keys):
                 self.stay_reason = NO_PERMISSION
                 return None
             self._varies = router.depends_on(self._vhost, exchange) & (RANDOMNESS | HISTORY) != 0
