@@ -227,10 +227,12 @@ MESSAGES_MAX: Final = 1000
 async def append(call: ApiRequest) -> ApiResponse:
     """Append messages to the queue.
 
-    Answers `{"count": N}` once all of them are as safe as the queue makes them. Raises: BadRequest, then no message
-    is stored; Unavailable, then the first `count` are stored, or the result is unknown.
+    Answers `{"count": N}` once all of them are as safe as the queue makes them. Raises: BadRequest, and AccessRefused
+    for the audit log, then no message is stored; Unavailable, then the first `count` are stored, or the result is
+    unknown.
     """
     queue = call.queue()
+    call.vhost().check_not_system(queue.name)
     items = call.required("messages")
     if not isinstance(items, list) or len(items) > MESSAGES_MAX:
         raise BadRequest(f"messages must be a list of at most {MESSAGES_MAX}")

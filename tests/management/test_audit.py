@@ -237,6 +237,8 @@ def test_change_over_http_is_refused_to_users_and_operator(
     assert caller("POST", "/api/bindings/%2F/e/amq.topic/q/amq.audit", {"routing_key": "k"}).status == 401
     job = {"action": "delete", "wait_ms": 1000}
     assert caller("POST", "/api/queues/%2F/amq.audit/jobs", job).status in (400, 401)
+    forged = {"exchange": "", "routing_key": "user.deleted", "properties": "AAA=", "body": "e30=", "persistent": True}
+    assert caller("POST", "/api/amqpd/append/%2F/amq.audit", {"messages": [forged]}).status == 401
 
 
 def test_audit_queue_is_in_no_list(broker: BrokerProcess, api: Any) -> None:
