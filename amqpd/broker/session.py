@@ -57,7 +57,7 @@ class Session:
         self.serial: int = next(_serials)
 
     def revocation_reason(self, change: AuthChange) -> str:
-        """Return why the change of rights ends this session, or "".
+        """Return why the change of rights ends this session, or "". Changed tags apply to it at once.
 
         Front ends call this from `BrokerListener.on_user_changed`. A session that continues must drop cached
         permissions.
@@ -66,6 +66,8 @@ class Session:
             return ""
         if change.kind == "user_deleted":
             return f"user '{change.user}' was deleted"
+        if change.kind == "tags":
+            self.user = self.user._replace(tags=self.broker.auth.user(change.user).tags)
         if not self.broker.auth.may_access_vhost(self.user, self.vhost.name):
             return f"access to vhost '{self.vhost.name}' was revoked"
         return ""

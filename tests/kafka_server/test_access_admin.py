@@ -174,6 +174,22 @@ class TestAcls:
             client.describe_user_scram_credentials()
         client.close()
 
+    def test_administrator_without_the_tag_cannot_change_credentials_any_more(
+        self, admin: KafkaAdminClient, kafka_broker: BrokerProcess, kafka_address: str
+    ) -> None:
+        kafka_broker.api("PUT", "/api/users/former", {"password": "f", "tags": "administrator"})
+        rights = {"configure": "", "write": "", "read": ""}
+        kafka_broker.api("PUT", "/api/permissions/%2F/former", rights)
+        deletion = AlterUserScramCredentialsRequest.fields["deletions"].data_class(name="nobody", mechanism=1)
+        request = AlterUserScramCredentialsRequest(deletions=[deletion], upsertions=[])
+        with KafkaSocket(kafka_address) as raw:
+            assert raw.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == 0
+            assert raw.ask(SaslAuthenticateRequest(auth_bytes=b"\0former\0f"), 2).error_code == 0
+            assert [each.error_code for each in raw.ask(request, 0).results] == [91]
+            kafka_broker.api("PUT", "/api/amqpd/users/former/tags", {"tags": []})
+            assert [each.error_code for each in raw.ask(request, 0).results] == [31]
+        kafka_broker.api("DELETE", "/api/users/former")
+
 
 class TestGroups:
     def test_group_whose_name_the_user_may_not_read(self, admin: KafkaAdminClient, kafka_address: str) -> None:
