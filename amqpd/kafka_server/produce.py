@@ -20,7 +20,8 @@ acks -1. A request with acks 0 has no reply; an error closes the connection, as 
     of a transaction, but not of the one of  48 INVALID_TXN_STATE, 49 INVALID_PRODUCER_ID_MAPPING
     the request's transactional id, or not
     of one while its producer has one here
-    without a transactional id               53 TRANSACTIONAL_ID_AUTHORIZATION_FAILED, as in Kafka
+    without a transactional id, or with one  53 TRANSACTIONAL_ID_AUTHORIZATION_FAILED, as in Kafka
+    that the user may not write
     a stream whose log is a topic of Kafka   42 INVALID_REQUEST
     the log failed or cannot be opened       56 STORAGE_ERROR
 
@@ -445,6 +446,8 @@ class PendingProduce:
             )
         session = self._call.session
         coordinator = self._call.connection.server.coordinator.transactions
+        if not topics.is_permitted(session, name, "write"):
+            raise RefusedBatch(errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
         if coordinator.load_error():
             raise RefusedBatch(errors.NOT_LEADER_OR_FOLLOWER)  # clients try again
         producer = (int(header.producer_id), int(header.producer_epoch))

@@ -1,6 +1,7 @@
 """Requests about transactions for administrators: DescribeTransactions, ListTransactions, DescribeProducers.
 
-They show the transactional ids of the vhost. DescribeProducers needs read permission on the topic.
+They show those transactional ids of the vhost that the user may read, and those of their topics that the user may read
+or write. DescribeProducers needs read permission on the topic.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ NAMES_MAX: Final = 1000
 PRODUCERS_MAX: Final = 20_000
 """Producers in one answer of DescribeProducers; further partitions get an error."""
 
+_DESCRIBE: Final[tuple[topics.Permission, ...]] = ("read", "write")
+"""Permissions of which one is enough to see a topic."""
+
 Fields = dict[str, Any]
 
 
@@ -33,11 +37,11 @@ def _describe_transactions(call: Call) -> Steps[None]:
         yield
         error = coordinator.error_for(name, call.session, "read")
         current = None if error else coordinator.find(call.session.vhost, name)
-        states.append(_described(name, current, error))
+        states.append(_described(call, name, current, error))
     call.reply({"transaction_states": states})
 
 
-def _described(name: str, current: TransactionMetadata | None, error: int) -> Fields:
+def _described(call: Call, name: str, current: TransactionMetadata | None, error: int) -> Fields:
     if current is None:
         return {
             "error_code": error or errors.TRANSACTIONAL_ID_NOT_FOUND,
@@ -50,8 +54,10 @@ def _described(name: str, current: TransactionMetadata | None, error: int) -> Fi
             "topics": [],
         }
     partitions: dict[str, list[int]] = {}
+    session = call.session
     for each in sorted(current.partitions):
-        partitions.setdefault(each.topic, []).append(each.partition)
+        if any(topics.is_topic_permitted(session, each.topic, kind) for kind in _DESCRIBE):
+            partitions.setdefault(each.topic, []).append(each.partition)
     return {
         "error_code": errors.NONE,
         "transactional_id": name,
@@ -81,7 +87,8 @@ def _list_transactions(call: Call) -> Steps[None]:
     for name, each in coordinator.of_vhost(call.session.vhost).items():
         yield
         if (
-            (not request.state_filters or each.state in wanted)
+            topics.is_permitted(call.session, name, "read")
+            and (not request.state_filters or each.state in wanted)
             and (not producers or each.producer_id in producers)
             and (longer_ms < 0 or (each.start_ms >= 0 and now_ms - each.start_ms > longer_ms))
         ):

@@ -21,9 +21,10 @@ from kafka.protocol.admin import (
     ListTransactionsRequest,
 )
 from kafka.protocol.consumer import JoinGroupRequest, OffsetCommitRequest, OffsetDeleteRequest
-from kafka.protocol.producer import EndTxnRequest, TxnOffsetCommitRequest
+from kafka.protocol.producer import EndTxnRequest, ProduceRequest, TxnOffsetCommitRequest
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from kafka_socket import KafkaSocket, build
-from transaction_client import TransactionClient, new_topic
+from transaction_client import TransactionClient, batch, new_topic
 
 from amqpd.kafka_server import transaction_admin
 from amqpd.kafka_server.partition_admin import OpenedPartition
@@ -424,6 +425,53 @@ def test_administrators_see_transactions_and_producers(client: TransactionClient
     assert (producers().producer_id, producers().producer_epoch, producers().last_sequence) == (*client.producer, 0)
     assert client.end(True) == 0
     assert producers().current_txn_start_offset == -1
+
+
+@pytest.fixture
+def stranger(kafka_broker: BrokerProcess, kafka_address: str, topic: str) -> Iterator[KafkaSocket]:
+    """A client whose user may write to the topic and read ids that begin with `own`."""
+    kafka_broker.api("PUT", "/api/users/stranger", {"password": "s", "tags": ""})
+    rights = {"configure": "", "write": f"^{topic}$", "read": "^own"}
+    kafka_broker.api("PUT", "/api/permissions/%2F/stranger", rights)
+    with KafkaSocket(kafka_address) as raw:
+        assert raw.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == 0
+        assert raw.ask(SaslAuthenticateRequest(auth_bytes=b"\0stranger\0s"), 2).error_code == 0
+        yield raw
+    kafka_broker.api("DELETE", "/api/users/stranger")
+
+
+def test_ids_and_topics_that_the_user_may_not_read_are_not_shown(
+    kafka_address: str, client: TransactionClient, stranger: KafkaSocket, topic: str
+) -> None:
+    begun(client, topic, b"a")
+    other_topic = new_topic(kafka_address, "secret")
+    with TransactionClient(kafka_address, f"own-{uuid.uuid4().hex}") as own:
+        begun(own, topic, b"b")
+        assert own.add(other_topic) == [0]
+        asked = build(ListTransactionsRequest, {"state_filters": [], "producer_id_filters": []}, 0)
+        listed = {each.transactional_id for each in stranger.ask(asked, 0).transaction_states}
+        assert own.name in listed
+        assert client.name not in listed
+        names = build(DescribeTransactionsRequest, {"transactional_ids": [client.name, own.name]}, 0)
+        refused, shown = stranger.ask(names, 0).transaction_states
+        assert (refused.error_code, refused.producer_id) == (53, -1)
+        assert [each.topic for each in shown.topics] == [topic]
+
+
+def test_batch_of_a_transaction_needs_the_permission_for_its_id(
+    client: TransactionClient, stranger: KafkaSocket, topic: str
+) -> None:
+    begun(client, topic, b"a")
+    partition = {"index": 0, "records": batch(client.producer, 1, [b"forged"])}
+    fields = {
+        "transactional_id": client.name,
+        "acks": -1,
+        "timeout_ms": 30_000,
+        "topic_data": [{"name": topic, "partition_data": [partition]}],
+    }
+    answer = stranger.ask(build(ProduceRequest, fields, 9), 9)
+    assert answer.responses[0].partition_responses[0].error_code == 53
+    assert client.produce(topic, b"b") == 0
 
 
 def test_producers_are_described_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
