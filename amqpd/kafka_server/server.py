@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from amqpd.auth.internal_backend import AuthenticationRefused
 from amqpd.broker.events import KAFKA_PROTOCOL
@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from amqpd.config.schema import KafkaSettings
     from amqpd.connection.malloc_trim import MallocTrimmer
     from amqpd.connection.unauthenticated import UnauthenticatedSockets
+
+
+LOCAL_ANONYMOUS_USER: Final = "guest"
+"""The default of `kafka.anonymous_user`."""
 
 
 def _answer_api_versions(call: Call) -> None:
@@ -146,6 +150,9 @@ class KafkaServer(BrokerListener):
     def log_in_without_sasl(self, connection: KafkaClientConnection) -> str:
         """Log a client without SASL in: as the user of its TLS certificate, if the listener asks for certificates and
         the client has shown one, else as `kafka.anonymous_user`. Return why not, or "".
+
+        The default of this setting is for clients on this machine only, also if `auth.loopback_users` does not have it:
+        its password would protect nothing.
         """
         certificate = connection.peer_certificate() if self.settings.tls.verify_peer else {}
         name = self.settings.anonymous_user
@@ -153,9 +160,12 @@ class KafkaServer(BrokerListener):
             return "a request before the login"
         connection.mechanism = "EXTERNAL" if certificate else ""
         try:
+            is_local = is_loopback(connection.peer[0])
             if certificate:
                 name = peer_certificate.external_user_name(certificate, self.broker.settings.auth)
-            user = self.broker.auth.authenticate_external(name, is_loopback(connection.peer[0]))
+            elif name == LOCAL_ANONYMOUS_USER and not is_local:
+                raise AuthenticationRefused(f"user {name!r} without SASL can only connect via a loopback address")
+            user = self.broker.auth.authenticate_external(name, is_local)
         except AuthenticationRefused as error:
             self.record_login(connection, name, str(error))
             return str(error)

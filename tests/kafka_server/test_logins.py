@@ -8,6 +8,7 @@ import hashlib
 import hmac
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
+from unittest.mock import MagicMock
 
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
@@ -17,6 +18,7 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from kafka_socket import KafkaSocket, address_of, audit_records, until
 
+from amqpd.kafka_server.server import KafkaServer
 from amqpd.testing import BrokerProcess
 
 USER, PASSWORD = "ann", "correct horse, ü=,"
@@ -404,3 +406,19 @@ class TestOperators:
         until(is_complete)
         created = [each for each in audit_records(login_broker) if each["event"] == "queue.created"]
         assert all("->" in each["connection"] for each in created)
+
+
+@pytest.mark.parametrize(
+    ("peer", "anonymous_user", "is_accepted"),
+    [("127.0.0.1", "guest", True), ("192.0.2.7", "guest", False), ("192.0.2.7", "reader", True)],
+)
+def test_default_anonymous_user_is_only_for_this_machine(peer: str, anonymous_user: str, is_accepted: bool) -> None:
+    """Also if `auth.loopback_users` lets guest log in from everywhere, with a password that is not the default."""
+    server, connection = MagicMock(), MagicMock(peer=(peer, 1))
+    server.settings.anonymous_user = anonymous_user
+    connection.peer_certificate.return_value = {}
+    server.log_in.return_value = ""
+    why = KafkaServer.log_in_without_sasl(server, connection)
+    assert (why == "") is is_accepted
+    assert server.log_in.called is is_accepted
+    assert server.record_login.call_args.args == (connection, anonymous_user, why)
