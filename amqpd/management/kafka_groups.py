@@ -1,8 +1,8 @@
 """Handlers for the groups of Kafka's clients: lists, members, offsets and lag, reset, deletion. Not in RabbitMQ.
 
-Reading needs the tag monitoring, because a group shows addresses of clients and names of topics. Changes need access to
-the vhost, as for Kafka's clients, and a reset needs read permission on the topic. A broker without a Kafka listener
-answers 404.
+Reading needs the tag monitoring, because a group shows addresses of clients and names of topics. Changes need the
+permissions of Kafka's clients: read for the group's name and on the topic to reset offsets, configure for the group's
+name to delete it. A broker without a Kafka listener answers 404.
 """
 
 from __future__ import annotations
@@ -129,13 +129,22 @@ async def reset_offsets(call: ApiRequest) -> ApiResponse:
     unknown = sorted(set(call.fields()) - _FIELDS)
     if unknown:
         raise BadRequest(f"unknown fields: {', '.join(unknown)}")
-    call.check(vhost.name, "read", "queue", topic)
+    call.check(vhost.name, "read", "group", call.params["name"])
+    for name in _queues_of(vhost, topic):
+        call.check(vhost.name, "read", "queue", name)
     partition = call.fields().get("partition")
     if partition is not None:
         partition = parse_int("partition", partition, 0, PARTITION_MAX)
     kind, value = _target(call)
     changes = await operations.reset(vhost, call.params["name"], topic, partition, kind, value, call.flag("dry_run"))
     return reply([each._asdict() for each in changes])
+
+
+def _queues_of(vhost: VHost, topic: str) -> list[str]:
+    """Return the names that need a permission for a topic: its queue's or its own, and those of its streams."""
+    queue, super_stream = vhost.kafka_topics.get(topic), vhost.super_streams.get(topic)
+    streams = () if super_stream is None else super_stream.streams()
+    return [topic if queue is None else queue.name, *(each.name for each in streams)]
 
 
 def _target(call: ApiRequest) -> tuple[str, int]:
@@ -155,7 +164,9 @@ def _target(call: ApiRequest) -> tuple[str, int]:
 
 async def delete_group(call: ApiRequest) -> ApiResponse:
     """Delete a group without members, with its committed offsets."""
-    await _operations(call).delete(call.vhost(), call.params["name"])
+    operations, vhost = _operations(call), call.vhost()
+    call.check(vhost.name, "configure", "group", call.params["name"])
+    await operations.delete(vhost, call.params["name"])
     return NO_CONTENT
 
 

@@ -347,7 +347,7 @@ class ApiRequest:
         return exchange
 
     def check(self, vhost: str, kind: Kind, thing: str, name: str) -> None:
-        """Raise NotAuthorised without the permission that AMQP requires. `thing` is queue or exchange."""
+        """Raise NotAuthorised without the permission that AMQP requires. `thing` is queue, exchange or group."""
         if not self.is_allowed(vhost, kind, name):
             raise NotAuthorised(
                 f"ACCESS_REFUSED - access to {thing} '{name or DEFAULT_EXCHANGE}' in vhost '{vhost}' refused for user "

@@ -245,22 +245,45 @@ def test_reading_needs_monitoring_and_changes_need_permissions(
     broker: BrokerProcess, api: Any, make_api: Any, topic: str
 ) -> None:
     reset(api, "guarded", topic, to="latest")
-    for name, tags, read in (
-        ("watcher", "monitoring", ""),
-        ("reader", "management", topic),
-        ("other", "management", "x"),
+    for name, tags, read, configure in (
+        ("watcher", "monitoring", "", ""),
+        ("reader", "management", f"^({topic}|guarded)$", "^guarded$"),
+        ("other", "management", "x", ""),
+        ("member", "management", topic, ""),
     ):
         api.send_ok("PUT", f"/api/users/{name}", {"password": "p", "tags": tags})
         if read:
-            api.send_ok("PUT", f"/api/permissions/%2F/{name}", {"configure": "", "write": "", "read": read})
-    watcher, reader, other = (make_api(broker, name, "p") for name in ("watcher", "reader", "other"))
+            permissions = {"configure": configure, "write": "", "read": read}
+            api.send_ok("PUT", f"/api/permissions/%2F/{name}", permissions)
+    watcher, reader, other, member = (make_api(broker, name, "p") for name in ("watcher", "reader", "other", "member"))
     assert watcher("GET", f"{GROUPS}/%2F/guarded").status == 200
     assert reader("GET", f"{GROUPS}/%2F/guarded").status == 401
     assert reset(reader, "guarded", topic, to="earliest").status == 200
     assert reset(watcher, "guarded", topic, to="earliest").status == 401
     assert reset(other, "guarded", topic, to="earliest").status == 401
+    # As for Kafka's clients, the name of the group counts, too.
+    assert reset(member, "guarded", topic, to="latest").status == 401
+    assert member("DELETE", f"{GROUPS}/%2F/guarded").status == 401
     assert watcher("DELETE", f"{GROUPS}/%2F/guarded").status == 401
     assert reader("DELETE", f"{GROUPS}/%2F/guarded").status == 204
+
+
+def test_reset_needs_read_permission_on_the_queue_of_a_topic_and_on_its_streams(
+    broker: BrokerProcess, api: Any, channel: Any, make_api: Any
+) -> None:
+    stream = {"x-queue-type": "stream"}
+    channel.queue_declare("private/q", durable=True, arguments={**stream, "x-kafka-topic": "public"})
+    channel.exchange_declare("wide", "direct", durable=True, arguments={"x-super-stream": True})
+    for index, name in enumerate(("wide-0", "private-1")):
+        channel.queue_declare(name, durable=True, arguments=stream)
+        channel.queue_bind(name, "wide", str(index), {"x-stream-partition-order": index})
+    api.send_ok("PUT", "/api/users/guest2", {"password": "p", "tags": "management"})
+    permissions = {"configure": "", "write": "", "read": "^(public|wide.*|team)$"}
+    api.send_ok("PUT", "/api/permissions/%2F/guest2", permissions)
+    caller = make_api(broker, "guest2", "p")
+    for topic in ("public", "wide"):
+        assert reset(api, "team", topic, to="latest", dry_run=True).status == 200
+        assert reset(caller, "team", topic, to="latest", dry_run=True).status == 401
 
 
 @pytest.mark.slow
