@@ -12,7 +12,7 @@ from amqpd.cli.erlang import term
 from amqpd.cli.errors import DATA, Failure, UsageError
 from amqpd.cli.formatters import BY_NAME, Row, aligned, compact, json_lines
 from amqpd.cli.options import GENERAL_NAMES, TIMEOUT_S, CommandLine
-from amqpd.cli.terminal import bold
+from amqpd.cli.terminal import bold, visible_lines
 
 MONITORING: Final = "Monitoring, observability and health checks"
 CONFIGURATION: Final = "Configuration and Environment"
@@ -97,12 +97,13 @@ class Context:
     def info(self, text: str) -> None:
         """Write an informational line, except with --quiet, --silent, and before JSON and CSV."""
         if not self.line.quiet and self.line.formatter not in {"json", "csv"}:
-            self.out.write(text + "\n")
+            self.out.write(visible_lines(text) + "\n")
             self.out.flush()
 
     def success(self, message: str = "") -> None:
         """Report that a change succeeded. rabbit: --quiet keeps the message, JSON wraps it."""
-        self.answer({"message": message} if message else {"node": self.node, "result": "ok"}, message)
+        shown = message if self.line.formatter in {"json", "erlang"} else visible_lines(message)
+        self.answer({"message": message} if message else {"node": self.node, "result": "ok"}, shown)
 
     def change(
         self, method: str, path: str, body: object = None, missing: Failure | None = None, message: str = ""
@@ -131,7 +132,7 @@ class Context:
     def warn(self, text: str) -> None:
         """Write a line to standard error, except with --quiet."""
         if not self.line.quiet:
-            self.err.write(text + "\n")
+            self.err.write(visible_lines(text) + "\n")
 
     def no_timeout(self) -> None:
         """Wait for the broker without limit, unless --timeout is given. For work that can take long."""

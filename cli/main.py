@@ -26,7 +26,7 @@ from amqpd.cli.commands import COMMANDS, PLUGIN_COMMANDS
 from amqpd.cli.errors import INTERRUPTED, IO_ERROR, OK, USAGE, AppRuns, AppStopped, Failure, UnknownCommand, UsageError
 from amqpd.cli.formatters import compact
 from amqpd.cli.options import PLUGINS, SPECIFIC, TIMEOUT_S, CommandLine, Option, check_options, otherwise, parse, where
-from amqpd.cli.terminal import bold, red
+from amqpd.cli.terminal import bold, red, visible_lines
 
 
 class Tool(NamedTuple):
@@ -228,8 +228,11 @@ def _dry_run(command: Command, line: CommandLine, client: ApiClient) -> None:
 
 
 def _shown(failure: Failure, err: TextIO) -> str:
-    """Return the text; on a terminal `Error` is red."""
-    text = failure.shown()
+    """Return the text, which can have names of others, with control characters as escapes.
+
+    On a terminal `Error` is red.
+    """
+    text = visible_lines(failure.shown())
     word, colon, rest = text.partition(":")
     return red(word + colon, err) + rest if word.startswith("Error") else text
 

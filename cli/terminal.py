@@ -12,6 +12,7 @@ import time
 from typing import Final, TextIO
 
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
+_CONTROL_IN_LINES: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SHORT_ESCAPES: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
@@ -20,6 +21,13 @@ def visible(text: str) -> str:
     if _CONTROL.search(text) is None:
         return text
     return _CONTROL.sub(_escape, text)
+
+
+def visible_lines(text: str) -> str:
+    """Return a text of several lines as `visible`, but with its line breaks and tabs."""
+    if _CONTROL_IN_LINES.search(text) is None:
+        return text
+    return _CONTROL_IN_LINES.sub(_escape, text)
 
 
 def width(text: str) -> int:

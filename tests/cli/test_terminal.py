@@ -39,3 +39,23 @@ def test_errors_are_red_unless_no_color_is_set(broker: FakeBroker, monkeypatch: 
     monkeypatch.setenv("NO_COLOR", "1")
     out, err = run_in_terminal(broker.data_dir, "purge_queue", "nosuch")
     assert "\x1b" not in out + err
+
+
+def test_names_and_texts_of_others_do_not_control_the_terminal(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Kafka client chooses the name of its protocol, and an AMQP client names of queues."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    evil = "\x1b]0;owned\x07\x9b2J"
+    group = {"name": "g", "type": "classic", "state": "Stable", "protocol": evil, "members": [], "offsets": []}
+    broker.answers["GET", "/api/amqpd/kafka/groups/%2F/g"] = (200, group)
+    out, _ = run_in_terminal(broker.data_dir, "describe_kafka_group", "g")
+    assert out.splitlines()[1] == "type classic, state Stable, protocol \\x1b]0;owned\\x07\\x9b2J"
+    page = {"messages": [], "next_offset": 0, "ended": True, "hint": evil}
+    broker.answers["GET", "/api/queues/%2F/q/messages"] = (200, page)
+    _, err = run_in_terminal(broker.data_dir, "browse_queue", "q")
+    assert err == "\\x1b]0;owned\\x07\\x9b2J\n"
+    broker.answers["DELETE", "/api/amqpd/jobs/1"] = (404, {"reason": "Not Found", "detail": f"two\nlines {evil}"})
+    _, err = run_in_terminal(broker.data_dir, "stop_job", "1")
+    assert "\nlines" in err
+    assert not set(err) & {"\x1b", "\x07", "\x9b"}
