@@ -16,7 +16,7 @@ import amqpd
 from amqpd import __main__ as program
 from amqpd import __version__
 from amqpd.config import EXIT_USAGE, LoadedSettings, Settings, SettingsError, load, rows, value_of
-from amqpd.config.help import MASK, help_text, settings_text, shown
+from amqpd.config.help import MASK, help_text, masked, settings_text, shown
 
 
 @pytest.fixture(autouse=True)
@@ -374,3 +374,17 @@ class TestProgram:
         assert "amqpd.config" in run.stdout.split()
         heavy = {"asyncio", "argparse", "click", "tomllib", "difflib", "json", "logging", "sqlalchemy", "ssl"}
         assert heavy & set(run.stdout.split()) == set()
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("postgresql://u:p@h/db", "postgresql://u:********@h/db"),
+        ("postgresql://u:pa/ss@h/db", "postgresql://u:********@h/db"),
+        ("postgresql://h/db?user=u&sslPassword=p&x=1", "postgresql://h/db?user=u&sslPassword=********&x=1"),
+        ("postgresql://u@h:5432/db", "postgresql://u@h:5432/db"),
+        ("sqlite:////var/db", "sqlite:////var/db"),
+    ],
+)
+def test_passwords_of_a_url_are_masked(url: str, expected: str) -> None:
+    assert masked("metadata.url", url) == expected

@@ -57,9 +57,10 @@ def shown(value: object) -> str:
 
 
 def masked(name: str, value: str) -> str:
-    """Return a secret with its password hidden: a whole password, or the password in a URL."""
+    """Return a secret with its password hidden: a whole password, or the passwords in a URL and its query."""
     if name.endswith(".url"):
-        return re.sub(r"(://[^:/@]*:)[^/]*@", rf"\1{MASK}@", value)
+        value = re.sub(r"(://[^:/@]*:).*@", rf"\1{MASK}@", value)
+        return re.sub(r"([?&][^=&]*passw[^=&]*=)[^&]+", rf"\1{MASK}", value, flags=re.IGNORECASE)
     return MASK if value else value
 
 
