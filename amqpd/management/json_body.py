@@ -24,6 +24,8 @@ from amqpd.management.request import BadRequest, NotJson, TooLarge, TooLate
 from amqpd.management.time_slice import TimeSlice
 
 BODY_BYTES_MAX: Final = 10 * 1024 * 1024
+FORM_BYTES_MAX: Final = 16 * 1024
+"""Limit of a login form: its sender is unknown, and an address may have many connections."""
 BODY_WAIT_S: Final = 60.0
 JSON_DEPTH_MAX: Final = 64
 STRUCTURE_MAX: Final = 64 * 1024
@@ -42,23 +44,23 @@ _SPACE: Final = re.compile(r"[ \t\n\r]*+")
 _IN_STRING: Final = re.compile(r'(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+')
 
 
-async def read_body(request: web.BaseRequest) -> bytes:
+async def read_body(request: web.BaseRequest, bytes_max: int = BODY_BYTES_MAX) -> bytes:
     """Read the body and count its bytes as they arrive. Raises: BadRequest, NotJson, TooLarge, TooLate.
 
     A compressed body is refused: a small one can unpack to gigabytes.
     """
     if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("identity", ""):
         raise NotJson("a compressed body is not accepted")
-    if request.content_length is not None and request.content_length > BODY_BYTES_MAX:
-        raise TooLarge(f"a body has at most {BODY_BYTES_MAX} bytes")
+    if request.content_length is not None and request.content_length > bytes_max:
+        raise TooLarge(f"a body has at most {bytes_max} bytes")
     parts: list[bytes] = []
     size = 0
     try:
         async with asyncio.timeout(BODY_WAIT_S):
             while chunk := await request.content.readany():
                 size += len(chunk)
-                if size > BODY_BYTES_MAX:
-                    raise TooLarge(f"a body has at most {BODY_BYTES_MAX} bytes")
+                if size > bytes_max:
+                    raise TooLarge(f"a body has at most {bytes_max} bytes")
                 parts.append(chunk)
     except TimeoutError:
         raise TooLate("the body did not arrive in time") from None

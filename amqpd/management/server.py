@@ -50,7 +50,7 @@ from amqpd.management.cluster_gateway import (
 )
 from amqpd.management.collectors import OPEN_ROUTES
 from amqpd.management.file_response import LogFileResponse
-from amqpd.management.json_body import parse_body, parse_form, read_body
+from amqpd.management.json_body import FORM_BYTES_MAX, parse_body, parse_form, read_body
 from amqpd.management.request import (
     ApiError,
     ApiRequest,
@@ -546,7 +546,7 @@ def _credentials(request: web.BaseRequest) -> tuple[str, bytes]:
 async def _login_form(request: web.BaseRequest) -> tuple[str, bytes]:
     """Return name and password of a form. Raises: LoginFailed, and as `read_body`."""
     _check_origin(request)
-    fields = parse_form(await read_body(request))
+    fields = parse_form(await read_body(request, FORM_BYTES_MAX))
     if "username" not in fields or "password" not in fields:
         raise LoginFailed
     return fields["username"], fields["password"].encode()

@@ -48,6 +48,13 @@ class TestLogin:
         for form, status in (("username=guest&password=guest", 200), ("username=guest&password=no", 401), ("x=1", 401)):
             assert anonymous("POST", "/api/login", form, FORM, raw=True).status == status
 
+    @pytest.mark.parametrize("path", ["/api/login", "/api/amqpd/session"])
+    def test_form_is_short_because_its_sender_is_unknown(self, api, path):
+        form = "username=guest&password=" + "p" * 20_000
+        answer = type(api)(api.broker, "")("POST", path, form, {**FORM, "Amqpd-Page": "1"}, raw=True)
+        assert answer.status == 413
+        assert answer.json["reason"] == "a body has at most 16384 bytes"
+
     def test_login_of_user_without_tag_is_refused(self, api, user):
         untagged = user("")
         form = f"username={quote(untagged.user)}&password={quote(untagged.password)}"
