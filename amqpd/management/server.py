@@ -9,7 +9,8 @@ may not change anything), read and count the body, call the handler, respond. On
 RabbitMQ's JSON. No request may cause a 500: a 500 is a bug and is logged with a traceback.
 
 aiohttp runs on the broker's event loop. Long answers are made in slices (`listing`). An address may have
-CONNECTIONS_PER_PEER_MAX connections, and each must send its first request within HEADER_WAIT_S.
+CONNECTIONS_PER_PEER_MAX connections, and each must send its first request within HEADER_WAIT_S. Addresses of one IPv6
+/64 count together.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from aiohttp import http_exceptions, web
 
 from amqpd.auth.internal_backend import AuthenticationRefused, AuthError, NoSuchUser, NoSuchVhost, User
+from amqpd.auth.login_throttle import network
 from amqpd.auth.permissions import InvalidPattern
 from amqpd.broker.audit import REQUEST, AuditedRequest
 from amqpd.broker.consumer import LogNotOpen
@@ -167,7 +169,7 @@ class LimitedHttpServer(web.Server):
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         loop = asyncio.get_running_loop()
-        peer = peer_address(transport)
+        peer = network(peer_address(transport))
         count = self._counts.get(peer, 0) + 1
         self._counts[peer] = count
         self._peers[handler] = peer

@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import uvloop
@@ -66,6 +67,25 @@ async def test_connection_beyond_limit_per_address_is_closed(monkeypatch):
                 await asyncio.sleep(0.01)
         for _, each in [*pairs, (reader, writer)]:
             each.close()
+
+
+async def test_addresses_of_an_ipv6_network_count_together(monkeypatch):
+    """A client can have 2^64 addresses in its network."""
+    monkeypatch.setattr(management_server, "CONNECTIONS_PER_PEER_MAX", 3)
+
+    async def answer(_request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(status=204)
+
+    http_server = LimitedHttpServer(answer)
+    transports = []
+    for number in range(8):
+        transport = MagicMock()
+        peer = f"2001:db8::{number:x}" if number % 2 else f"2001:db8:1:{number:x}::1"
+        transport.get_extra_info = {"peername": (peer, 1, 0, 0)}.get
+        http_server().connection_made(transport)
+        transports.append(transport)
+    await asyncio.sleep(0)
+    assert [each.abort.called for each in transports] == [False] * 7 + [True]
 
 
 def test_connections_beyond_limit_are_closed_without_traceback_on_uvloop(monkeypatch, caplog):
