@@ -2,8 +2,9 @@
 
 uvloop has no `sendfile`, so aiohttp's FileResponse would read and write pieces in the loop. Here aiohttp sends the
 headers and waits until they have left the transport's buffer. Then a thread sends the file into a duplicate of the
-socket's descriptor. Nothing else is written to the connection until it has finished. Over TLS the kernel does not
-know the keys, so a thread reads pieces, and the loop encrypts and writes them.
+socket's descriptor, for SLICE_S at once. If the client does not read, the event loop waits for it, and the thread
+serves others. Nothing else is written to the connection until it has finished. Over TLS the kernel does not know the
+keys, so a thread reads pieces, and the loop encrypts and writes them.
 
 A range may be compressed instead: a thread reads and compresses it, and the event loop writes it. Its content type is
 `application/zstd` then, and `Content-Range` has its place in the file. A range is sent as it is if it is large, if
@@ -20,6 +21,7 @@ import os
 import select
 import stat
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -27,6 +29,10 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 WAIT_S: Final = 30.0
+SLICE_S: Final = 0.25
+"""Time for which a thread serves one client, if others wait."""
+READER_WAIT_MS: Final = 20
+"""Time for which a thread waits for a client that does not read."""
 PIECE_BYTES: Final = 4 << 20
 TLS_PIECE_BYTES: Final = 1 << 18
 COMPRESSED_MAX: Final = 8 << 20
@@ -130,21 +136,15 @@ class LogFileResponse(web.StreamResponse):
             await asyncio.sleep(0.001)
         if transport.is_closing():
             raise ConnectionResetError("the connection is closing")
-        cancelled = threading.Event()
         try:
             target = os.dup(transport.get_extra_info("socket").fileno())
             try:
-                source = os.dup(fd)
-            except OSError:
+                await _send_range(target, fd, start, stop - start)
+            finally:
                 os.close(target)
-                raise
-            # The thread owns both descriptors: it can still run after this handler was cancelled.
-            await loop.run_in_executor(_threads, _send_range, target, source, start, stop - start, cancelled)
-        except OSError as error:
+        except OSError as error:  # TimeoutError is one
             transport.abort()
-            raise ConnectionResetError(str(error)) from error
-        finally:
-            cancelled.set()
+            raise ConnectionResetError(str(error) or "the client does not read") from error
         await super().write_eof()
         return writer
 
@@ -201,24 +201,42 @@ def _compressed(fd: int, position: int, count: int) -> bytes:
     return found if len(data) == count and len(found) <= count - count // 8 else b""
 
 
-def _send_range(target: int, source: int, position: int, count: int, cancelled: threading.Event) -> None:
-    """Send the range and close both descriptors. Raises: OSError."""
+async def _send_range(target: int, source: int, position: int, count: int) -> None:
+    """Send the range. Returns, also if cancelled, when no thread uses the descriptors. Raises: OSError."""
+    loop = asyncio.get_running_loop()
+    while count > 0:
+        piece = loop.run_in_executor(_threads, _send_some, target, source, position, count)
+        try:
+            sent = await asyncio.shield(piece)
+        except asyncio.CancelledError:
+            await asyncio.gather(piece, return_exceptions=True)
+            raise
+        position += sent
+        count -= sent
+        if count > 0:
+            writable = asyncio.Event()
+            loop.add_writer(target, writable.set)
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    await writable.wait()
+            finally:
+                loop.remove_writer(target)
+
+
+def _send_some(target: int, source: int, position: int, count: int) -> int:
+    """Send until the client does not read, or for SLICE_S. Return the number of bytes sent. Raises: OSError."""
     poll = select.poll()
     poll.register(target, select.POLLOUT)
-    try:
-        while count > 0:
-            if cancelled.is_set():
-                return
-            try:
-                sent = os.sendfile(target, source, position, min(count, PIECE_BYTES))
-            except BlockingIOError:
-                if not poll.poll(WAIT_S * 1000):
-                    raise TimeoutError("the client does not read") from None
-                continue
-            if sent == 0:
-                raise OSError("the file is shorter than the range")
-            position += sent
-            count -= sent
-    finally:
-        os.close(target)
-        os.close(source)
+    until_s = time.monotonic() + SLICE_S
+    sent = 0
+    while sent < count and time.monotonic() < until_s:
+        try:
+            piece = os.sendfile(target, source, position + sent, min(count - sent, PIECE_BYTES))
+        except BlockingIOError:
+            if not poll.poll(READER_WAIT_MS):
+                break
+            continue
+        if piece == 0:
+            raise OSError("the file is shorter than the range")
+        sent += piece
+    return sent
