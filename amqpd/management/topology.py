@@ -84,6 +84,7 @@ class Topology:
         # Per exchange: the rate of its busiest link to a queue, and the exchanges bound to it.
         self._busiest: dict[Exchange, float] = {}
         self._bound: dict[Exchange, list[Exchange]] = {}
+        self._highest: dict[Exchange, float] = {}
 
     # -- choice --------------------------------------------------------------------------------------------------------
 
@@ -228,8 +229,12 @@ class Topology:
         is_queue = isinstance(end, Queue)
         in_rate = self._call.rates.per_s(end, QUEUE)[_IN] if isinstance(end, Queue) else self._from_exchanges(end)
         links: list[dict[str, Any]] = []
+        rates = await self._highest_rates(vhost, counts) if len(counts) > 1 else {}
+        whole = sum(rates.values())
         for source, shown in keys.items():
-            share = self._share(vhost, in_rate, source, counts)
+            share = in_rate
+            if rates:  # this source's share of the messages
+                share = round(in_rate * (rates[source] / whole if whole > 0 else 1 / len(counts)), 1)
             if is_queue:
                 self._busiest[source] = max(self._busiest.get(source, 0.0), share)
             estimated = len(counts) > 1 or not is_queue
@@ -244,31 +249,51 @@ class Topology:
                 links.append(self._link("dead_letter", end, target, 1, [] if key is None else [key], None, False))
         return links
 
-    def _share(self, vhost: VHost, in_rate: float, source: Exchange, counts: dict[Exchange, int]) -> float:
-        """Return the share of an incoming rate that came through one source."""
-        if len(counts) == 1:
-            return in_rate
-        rates = {each: self._incoming_rate_max(vhost, each, set()) for each in counts}
-        whole = sum(rates.values())
-        return round(in_rate * (rates[source] / whole if whole > 0 else 1 / len(counts)), 1)
+    async def _highest_rates(self, vhost: VHost, sources: Iterable[Exchange]) -> dict[Exchange, float]:
+        """Return the highest possible rate of each exchange."""
+        return {each: await self._incoming_rate_max(vhost, each) for each in sources}
 
-    def _incoming_rate_max(self, vhost: VHost, exchange: Exchange, seen: set[Exchange]) -> float:
-        """Return the highest possible rate of an exchange: publishes of clients and all that its sources receive."""
-        seen.add(exchange)
-        sources = {each.source for each in vhost.bindings_to(exchange)} - seen
-        return self._rate(exchange) + sum(self._incoming_rate_max(vhost, each, seen) for each in sources)
+    async def _incoming_rate_max(self, vhost: VHost, exchange: Exchange) -> float:
+        """Return the highest possible rate of an exchange: publishes of clients and all that its sources receive.
+
+        Cost: once per exchange, the bindings that lead to it, in slices.
+        """
+        known = self._highest.get(exchange)
+        if known is not None:
+            return known
+        rate = 0.0
+        seen = {exchange}
+        stack = [exchange]
+        while stack:
+            at = stack.pop()
+            rate += self._rate(at)
+            for binding in vhost.bindings_to(at):
+                if binding.source not in seen:
+                    seen.add(binding.source)
+                    stack.append(binding.source)
+                await self._slices.yield_if_due()
+        self._highest[exchange] = rate
+        return rate
 
     def _from_exchanges(self, exchange: Exchange) -> float:
         """Return the lowest possible rate of messages from other exchanges."""
-        return round(max(0.0, self._outgoing_rate(exchange, set()) - self._rate(exchange)), 1)
+        return round(max(0.0, self._outgoing_rate(exchange) - self._rate(exchange)), 1)
 
-    def _outgoing_rate(self, exchange: Exchange, seen: set[Exchange]) -> float:
+    def _outgoing_rate(self, exchange: Exchange) -> float:
         """Return the rate of an exchange's busiest outgoing link, directly or through other exchanges."""
-        seen.add(exchange)
-        found = self._busiest.get(exchange, 0.0)
-        for each in self._bound.get(exchange, ()):
-            if each not in seen:
-                found = max(found, self._outgoing_rate(each, seen) - self._rate(each))
+        found = 0.0
+        seen: set[Exchange] = set()
+        # Exchanges, and the rates of clients that publish to them or on the way to them.
+        stack = [(exchange, 0.0)]
+        while stack:
+            at, published = stack.pop()
+            if at in seen:
+                continue
+            seen.add(at)
+            found = max(found, self._busiest.get(at, 0.0) - published)
+            for each in reversed(self._bound.get(at, ())):
+                if each not in seen:
+                    stack.append((each, published + self._rate(each)))
         return found
 
     def _link(

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections import Counter
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from amqpd.cluster.api_gateway import _add
 from amqpd.config import load
 from amqpd.management.request import ApiRequest, Principal
 from amqpd.management.stats import QUEUE, READERS, Rates, Sample
-from amqpd.management.topology import get_topology
+from amqpd.management.topology import Topology, get_topology
 from amqpd.server import Server
 
 
@@ -202,3 +203,35 @@ async def test_link_between_exchanges_has_estimated_rate(tmp_path) -> None:
     assert rates_by_link["in", "shop"] == (4.0, True)
     assert rates_by_link["shop", "lake"] == (4.0, True)
     assert rates_by_link["lake", "all"] == (5.0, False)
+
+
+def new_topology(sources: dict[Any, list[Any]]) -> tuple[Any, Any, list[Any]]:
+    """Return a topology of exchanges with a rate of 1 each, its vhost, and a list of the exchanges looked at."""
+    looked_at: list[Any] = []
+
+    def bindings_to(thing: Any) -> list[Any]:
+        looked_at.append(thing)
+        return [SimpleNamespace(source=each, routing_key="k") for each in sources.get(thing, ())]
+
+    vhost = SimpleNamespace(bindings_to=bindings_to)
+    call = SimpleNamespace(rates=SimpleNamespace(per_s=lambda *_: (1.0, 1.0)))
+    return Topology(call, [vhost]), vhost, looked_at  # type: ignore[arg-type,list-item]
+
+
+async def test_long_chain_of_exchanges_is_followed_to_its_ends() -> None:
+    chain = list(range(3000))
+    topology, vhost, _ = new_topology({each: [each - 1] for each in chain[1:]})
+    assert await topology._incoming_rate_max(vhost, chain[-1]) == len(chain)
+    topology._bound = {each: [each + 1] for each in chain[:-1]}
+    topology._busiest = {chain[-1]: 5000.0}
+    assert topology._from_exchanges(chain[0]) == 5000 - len(chain)
+
+
+async def test_shares_of_many_sources_cost_each_source_once() -> None:
+    """A queue bound to each exchange of a chain would cost the cube of their number, without a pause."""
+    chain = [f"e{number}" for number in range(200)]
+    topology, vhost, looked_at = new_topology({"q": chain, **{later: [each] for each, later in pairwise(chain)}})
+    topology._ids = {each: str(each) for each in chain} | {"q": "q"}
+    found = await topology._links_to("q", vhost)
+    assert len(found) == len(chain)
+    assert len(looked_at) <= len(chain) ** 2
