@@ -20,10 +20,12 @@ from urllib.parse import parse_qsl
 
 from aiohttp import web
 
-from amqpd.management.request import BadRequest, NotJson, TooLarge, TooLate
+from amqpd.management.request import BadRequest, NotJson, TooLarge, TooLate, Unavailable
 from amqpd.management.time_slice import TimeSlice
 
 BODY_BYTES_MAX: Final = 10 * 1024 * 1024
+BODIES_BYTES_MAX: Final = 128 * 1024 * 1024
+"""Limit of all bodies together, from their first byte until their handlers have finished."""
 FORM_BYTES_MAX: Final = 16 * 1024
 """Limit of a login form: its sender is unknown, and an address may have many connections."""
 BODY_WAIT_S: Final = 60.0
@@ -32,6 +34,7 @@ STRUCTURE_MAX: Final = 64 * 1024
 # In a whole body. Definitions of 10 MiB with 50,000 queues and their bindings have about 200,000.
 CONTAINERS_MAX: Final = 400_000
 PIECE: Final = 4096
+_RESERVED: Final = "amqpd.reserved_bytes"
 _STRING_PIECE: Final = 16 * 1024
 # rabbit: the content types that `curl -d` and simple clients send are read as JSON, too. Pages of other sites can send
 # them, but the server refuses their requests earlier, by their origin.
@@ -44,10 +47,33 @@ _SPACE: Final = re.compile(r"[ \t\n\r]*+")
 _IN_STRING: Final = re.compile(r'(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+')
 
 
-async def read_body(request: web.BaseRequest, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-    """Read the body and count its bytes as they arrive. Raises: BadRequest, NotJson, TooLarge, TooLate.
+class BodyMemory:
+    """The memory of all bodies. Without a limit, a user could fill the broker's with the bodies of 256 connections."""
+
+    def __init__(self, bytes_max: int = BODIES_BYTES_MAX) -> None:
+        self.free_bytes = bytes_max
+
+    def reserve(self, request: web.BaseRequest, count: int) -> None:
+        """Reserve bytes for the body of a request. Raises: Unavailable."""
+        if count > self.free_bytes:
+            raise Unavailable("too many large requests at once; try again")
+        self.free_bytes -= count
+        request[_RESERVED] = request.get(_RESERVED, 0) + count
+
+    def release(self, request: web.BaseRequest) -> None:
+        """Release what was reserved for a request."""
+        self.free_bytes += request.pop(_RESERVED, 0)
+
+
+async def read_body(
+    request: web.BaseRequest, bytes_max: int = BODY_BYTES_MAX, memory: BodyMemory | None = None
+) -> bytes:
+    """Read the body and count its bytes as they arrive. Raises: BadRequest, NotJson, TooLarge, TooLate, Unavailable.
 
     A compressed body is refused: a small one can unpack to gigabytes.
+
+    Args:
+        memory: reserve the bytes there; the caller releases them.
     """
     if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("identity", ""):
         raise NotJson("a compressed body is not accepted")
@@ -61,6 +87,8 @@ async def read_body(request: web.BaseRequest, bytes_max: int = BODY_BYTES_MAX) -
                 size += len(chunk)
                 if size > bytes_max:
                     raise TooLarge(f"a body has at most {bytes_max} bytes")
+                if memory is not None:
+                    memory.reserve(request, len(chunk))
                 parts.append(chunk)
     except TimeoutError:
         raise TooLate("the body did not arrive in time") from None

@@ -52,7 +52,7 @@ from amqpd.management.cluster_gateway import (
 )
 from amqpd.management.collectors import OPEN_ROUTES
 from amqpd.management.file_response import LogFileResponse
-from amqpd.management.json_body import FORM_BYTES_MAX, parse_body, parse_form, read_body
+from amqpd.management.json_body import FORM_BYTES_MAX, BodyMemory, parse_body, parse_form, read_body
 from amqpd.management.request import (
     ApiError,
     ApiRequest,
@@ -252,6 +252,7 @@ class AdminServer:
         self._rates = Rates(broker, server.connections)
         timeout_s, path = broker.settings.http.login_session_timeout_s, broker.settings.data_dir / FILE
         self._sessions = LoginSessions(timeout_s, path, remote=cluster_api)
+        self._bodies = BodyMemory()
         self._http_servers: list[LimitedHttpServer] = []
         self._runners: list[web.ServerRunner] = []
         self._servers: list[asyncio.AbstractServer] = []
@@ -365,6 +366,8 @@ class AdminServer:
             self._audit_refusal(request, refused)
             # aiohttp keeps the exception of a body. Its frames would keep the connection alive.
             error.__traceback__ = None
+        finally:
+            self._bodies.release(request)
         if isinstance(reply, web.StreamResponse):
             return reply
         if isinstance(reply.body, list) and len(reply.body) > 1:
@@ -401,7 +404,8 @@ class AdminServer:
             return forwarded
         body: object = None
         if request.method in UNSAFE:
-            body = await parse_body(request, await read_body(request), route.definitions)
+            memory = None if caller.operator else self._bodies
+            body = await parse_body(request, await read_body(request, memory=memory), route.definitions)
         try:
             pairs = parse_qsl(query_text, keep_blank_values=True, max_num_fields=64, errors="strict")
         except ValueError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,8 +12,15 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from amqpd.management import json_body, time_slice
-from amqpd.management.json_body import CONTAINERS_MAX, JSON_DEPTH_MAX, STRUCTURE_MAX, parse_json
-from amqpd.management.request import BadRequest, TooLarge
+from amqpd.management.json_body import (
+    CONTAINERS_MAX,
+    JSON_DEPTH_MAX,
+    STRUCTURE_MAX,
+    BodyMemory,
+    parse_json,
+    read_body,
+)
+from amqpd.management.request import BadRequest, TooLarge, Unavailable
 from amqpd.management.time_slice import free_in_slices
 
 MANY = 3 * 1024 * 1024
@@ -140,3 +148,31 @@ def test_sliced_parser_equals_standard_parser(value, ascii_only, indent, piece):
             assert asyncio.run(parse_in_slices()) == json.loads(text)
         except ValueError:
             assert piece < 32  # a number longer than a piece
+
+
+class UploadingRequest(dict[str, Any]):
+    """A request whose body arrives in these chunks."""
+
+    def __init__(self, *chunks: bytes) -> None:
+        super().__init__()
+        self.headers: dict[str, str] = {}
+        self.content_length = None
+        self.content = self
+        self._chunks = [*chunks, b""]
+
+    async def readany(self) -> bytes:
+        return self._chunks.pop(0)
+
+
+async def test_bodies_of_all_requests_share_a_limited_memory() -> None:
+    memory = BodyMemory(10)
+    first, second, third = UploadingRequest(b"123", b"45"), UploadingRequest(b"1234", b"56"), UploadingRequest(b"1")
+    assert await read_body(first, memory=memory) == b"12345"  # type: ignore[arg-type]
+    with pytest.raises(Unavailable):
+        await read_body(second, memory=memory)  # type: ignore[arg-type]
+    assert memory.free_bytes == 1
+    memory.release(second)  # type: ignore[arg-type]
+    assert await read_body(third, memory=memory) == b"1"  # type: ignore[arg-type]
+    for each in (first, second, third):
+        memory.release(each)  # type: ignore[arg-type]
+    assert memory.free_bytes == 10
