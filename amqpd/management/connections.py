@@ -398,7 +398,8 @@ async def get_channel(call: ApiRequest) -> ApiResponse:
     owner, _, number = name.removesuffix(")").rpartition(" (")
     connection = call.server.connections.by_name.get(owner)
     if connection is not None and may_see(call, connection.session):
-        channel = connection.channels.get(int(number)) if number.isascii() and number.isdecimal() else None
+        is_number = number.isascii() and number.isdecimal() and len(number) < 6
+        channel = connection.channels.get(int(number)) if is_number else None
         if channel is not None:
             item = channel_item(call, connection, channel)
             item["consumer_details"] = [consumer_item(call, each) for each in channel.deliveries.consumers.values()]
