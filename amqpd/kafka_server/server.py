@@ -151,7 +151,7 @@ class KafkaServer(BrokerListener):
         """Log a client without SASL in: as the user of its TLS certificate, if the listener asks for certificates and
         the client has shown one, else as `kafka.anonymous_user`. Return why not, or "".
 
-        The default of this setting is for clients on this machine only, also if `auth.loopback_users` does not have it:
+        The default of this setting is for clients on this machine only, also if `amqp.loopback_users` does not have it:
         its password would protect nothing.
         """
         certificate = connection.peer_certificate() if self.settings.tls.verify_peer else {}

@@ -413,7 +413,7 @@ class TestOperators:
     [("127.0.0.1", "guest", True), ("192.0.2.7", "guest", False), ("192.0.2.7", "reader", True)],
 )
 def test_default_anonymous_user_is_only_for_this_machine(peer: str, anonymous_user: str, is_accepted: bool) -> None:
-    """Also if `auth.loopback_users` lets guest log in from everywhere, with a password that is not the default."""
+    """Also if `amqp.loopback_users` lets guest log in from everywhere, with a password that is not the default."""
     server, connection = MagicMock(), MagicMock(peer=(peer, 1))
     server.settings.anonymous_user = anonymous_user
     connection.peer_certificate.return_value = {}
