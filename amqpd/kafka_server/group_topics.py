@@ -69,10 +69,12 @@ class GroupTopics:
         """Return the topics that match the pattern and that the user may read."""
         pattern = topic_pattern(text)  # the heartbeat was refused if it is none
         vhost, auth = self._vhost, self._auth
-        names = [name for name in run_all(names_of_topics(vhost)) if pattern.matches(name)]
-        owners = [(name, vhost.kafka_topics.get(name)) for name in names]
-        return [
-            name
-            for name, queue in owners
-            if auth.is_allowed(user, vhost.name, "read", name if queue is None else queue.name)
-        ]
+        found: list[str] = []
+        for name in run_all(names_of_topics(vhost)):
+            queue = vhost.kafka_topics.get(name)
+            # First the permission: a pattern can take 10 ms for a name.
+            if auth.is_allowed(user, vhost.name, "read", name if queue is None else queue.name) and pattern.matches(
+                name
+            ):
+                found.append(name)
+        return found
