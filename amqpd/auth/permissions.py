@@ -9,9 +9,7 @@ apply:
 - The name of the default exchange is `amq.default`.
 - Without a topic permission for an exchange, all routing keys are allowed.
 
-Users write the patterns, so RE2 runs them in time linear in the name. In a backtracking engine, `^(a+)+$` takes
-seconds for 25 letters. RE2 has no look-around and no back-references; such patterns are rejected. Unlike in PCRE, `$`
-does not match before a final newline.
+`patterns.py` compiles the patterns, and tells which ones are refused.
 
 Invariants:
 
@@ -23,11 +21,10 @@ Invariants:
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from collections.abc import Iterable
+from typing import Final, Literal, NamedTuple, TypeAlias
 
+from amqpd.auth.patterns import Expression, InvalidPattern, NamePattern, compile_pattern, escape
 from amqpd.storage.metadata.rows import PermissionRow, TopicPermissionRow
 
 Kind: TypeAlias = Literal["configure", "write", "read"]
@@ -35,144 +32,36 @@ TopicKind: TypeAlias = Literal["write", "read"]
 
 logger = logging.getLogger(__name__)
 
-PATTERN_MAX: Final = 4096
-"""Length limit of a pattern in bytes."""
 CACHE_MAX: Final = 8192
 """Size limit of the cache of answers."""
-_PROGRAM_BYTES_MAX: Final = 1 << 20
-SEARCH_BYTES_MAX: Final = 1 << 17
-"""Memory limit of a pattern that a user sends with a request, in bytes: enough for PATTERN_MAX letters."""
-CLASSES_MAX: Final = 64
-"""Limit of Unicode's classes, such as `\\p{L}`, in a pattern."""
-FOLDED_CLASSES_MAX: Final = 2
-"""The same if the pattern ignores case: then RE2 takes 10 to 36 ms to compile one."""
-SET_BYTES_MAX: Final = 4 << 20
-"""Memory limit of a `PatternSet` in bytes."""
-_ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
-_IGNORES_CASE: Final = re.compile(r"\(\?[a-zA-Z]*i")
 
 
-class InvalidPattern(ValueError):
-    """A regular expression that RE2 rejects. The text is the reason."""
+def compile_permission(text: str) -> NamePattern:
+    """Compile a permission's pattern. RabbitMQ: an empty one matches only the empty name. Raises: InvalidPattern."""
+    return compile_pattern(text or "^$")
 
 
-class PermissionPattern:
-    """A compiled pattern, searched in the bytes of a name. `raw` is its text."""
-
-    __slots__ = ("_search", "raw")
-
-    def __init__(self, search: Callable[[bytes], Any], raw: bytes = b"") -> None:
-        self._search = search
-        self.raw = raw
-
-    def matches(self, name: str) -> bool:
-        """Return whether the pattern occurs in `name`. Bytes that are not UTF-8 are surrogate escapes.
-
-        Cost: 1 us, linear.
-        """
-        return self._search(name.encode("utf-8", "surrogateescape")) is not None
-
-
-@lru_cache(maxsize=4)
-def _engine(bytes_max: int = _PROGRAM_BYTES_MAX) -> tuple[Any, Any]:
-    """Return the module re2, imported late (3 ms), and our options. `bytes_max`: memory of a pattern or a set."""
-    import re2  # type: ignore[import-untyped]
-
-    options = re2.Options()
-    options.encoding = re2.Options.Encoding.LATIN1  # RabbitMQ: names are bytes
-    options.log_errors = False
-    options.max_mem = bytes_max
-    return re2, options
-
-
-@lru_cache(maxsize=1024)
-def compile_pattern(text: str) -> PermissionPattern:
-    """Compile `text` as RabbitMQ reads it: not anchored, and '' means '^$'. Policies use it too.
-
-    Raises: InvalidPattern.
-    Cost: 25 us, then cached; at worst some ten milliseconds.
-    """
-    return _compiled(text, _PROGRAM_BYTES_MAX)
-
-
-def compile_search(text: str) -> PermissionPattern:
-    """Compile a pattern that a user sends with a request, as `compile_pattern` does.
-
-    It is not cached, because such patterns are many. Its memory is SEARCH_BYTES_MAX: a search takes 10 ms at most.
-    """
-    return _compiled(text, SEARCH_BYTES_MAX)
-
-
-def _compiled(text: str, bytes_max: int) -> PermissionPattern:
-    re2, options = _engine(bytes_max)
-    try:
-        raw = (text or "^$").encode()
-    except UnicodeEncodeError:
-        raise InvalidPattern(f"{text!r} is not UTF-8") from None
-    if len(raw) > PATTERN_MAX:
-        raise InvalidPattern(f"a pattern can have at most {PATTERN_MAX} bytes, not {len(raw)}")
-    count = sum(letter in "pP" for letter in _ESCAPED.findall(text))
-    if count > (FOLDED_CLASSES_MAX if _IGNORES_CASE.search(text) else CLASSES_MAX):
-        limits = f"at most {CLASSES_MAX} classes like \\p{{L}}, and {FOLDED_CLASSES_MAX} if it ignores case"
-        raise InvalidPattern(f"a pattern can have {limits}")
-    try:
-        return PermissionPattern(re2.compile(raw, options).search, raw)
-    except re2.error as error:
-        reason = error.args[0] if error.args else b"unknown error"
-        reason = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
-        raise InvalidPattern(f"{text!r} is not a regular expression of RE2: {reason}") from None
-
-
-class PatternSet:
-    """One automaton for many patterns.
-
-    Cost: 3 to 10 us per pattern. Raises: InvalidPattern if RE2 needs more memory than SET_BYTES_MAX.
-    """
-
-    def __init__(self, patterns: Sequence[PermissionPattern]) -> None:
-        re2, options = _engine(SET_BYTES_MAX)
-        found = re2.Set.SearchSet(options)
-        try:
-            for each in patterns:
-                found.Add(each.raw)
-            # This one matches every name: if it does not, the search had no memory.
-            found.Add(b"")
-            found.Compile()
-        except re2.error:
-            raise InvalidPattern(f"{len(patterns)} patterns need more than {SET_BYTES_MAX} bytes") from None
-        self._match: Callable[[bytes], list[int] | None] = found.Match
-
-    def matching(self, name: str) -> list[int] | None:
-        """Return the indices of all patterns that occur in `name`, in order; None if RE2 has no memory for the search.
-
-        Cost: 2 us, linear in the name and in the result. At worst half of what the patterns cost one by one, if many
-        begin with `.*`.
-        """
-        found = self._match(name.encode("utf-8", "surrogateescape"))
-        return sorted(found)[:-1] if found else None
-
-
-def compile_topic_pattern(text: str, user: str, vhost: str) -> PermissionPattern:
+def compile_topic_pattern(text: str, user: str, vhost: str) -> NamePattern:
     """Compile a pattern with {username} and {vhost} replaced and escaped. Raises: InvalidPattern.
 
     Without the escaping, a user called `.*` would gain permissions.
     """
-    re2, _ = _engine()
     for variable, value in (("{username}", user), ("{vhost}", vhost)):
-        text = text.replace(variable, str(re2.escape(value)))
-    return compile_pattern(text)
+        text = text.replace(variable, escape(value))
+    return compile_permission(text)
 
 
 class _Topic(NamedTuple):
-    write: PermissionPattern
-    read: PermissionPattern
+    write: NamePattern
+    read: NamePattern
 
 
 def _never(_: bytes) -> None:
     return None
 
 
-_NO_TOPIC: Final = _Topic(PermissionPattern(_never), PermissionPattern(_never))
+_NEVER: Final = NamePattern((Expression(_never),))
+_NO_TOPIC: Final = _Topic(_NEVER, _NEVER)
 
 
 class Permissions:
@@ -206,7 +95,7 @@ class Permissions:
             if row is not None:
                 text = row.configure if kind == "configure" else row.write if kind == "write" else row.read
                 try:
-                    answer = compile_pattern(text).matches(name)
+                    answer = compile_permission(text).matches(name)
                 except InvalidPattern as error:
                     logger.error("a permission of user %r in vhost %r is invalid: %s", user, vhost, error)
             if len(self._cache) >= self._cache_max:
@@ -260,7 +149,7 @@ class Permissions:
             _compile_topic(row)
         else:
             for pattern in (row.configure, row.write, row.read):
-                compile_pattern(pattern)
+                compile_permission(pattern)
 
     def put(self, row: PermissionRow | TopicPermissionRow) -> None:
         """Add or replace a row. The caller has called `check`."""

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.auth.permissions import InvalidPattern
+from amqpd.auth.patterns import InvalidPattern
 from amqpd.kafka_server import errors, topics
 from amqpd.kafka_server.assignors import NO_PARTITIONS, Partition, Partitions
 from amqpd.kafka_server.connection import Call, typed_api

@@ -7,14 +7,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from amqpd.auth.permissions import compile_search
+from amqpd.auth.patterns import compile_search
 from amqpd.broker.queue.argument_checks import KAFKA_TOPIC
 from amqpd.kafka_server.pace import run_all
 from amqpd.kafka_server.topics import names_of_topics, topic_of_id, topic_of_name
 
 if TYPE_CHECKING:
     from amqpd.auth.internal_backend import InternalBackend, User
-    from amqpd.auth.permissions import PermissionPattern
+    from amqpd.auth.patterns import NamePattern
     from amqpd.broker.vhost.vhost import VHost
     from amqpd.kafka_server.assignors import Topics
     from amqpd.kafka_server.consumer_group import Subscription
@@ -37,7 +37,7 @@ def topic_names(vhost: VHost, ids: Iterable[bytes]) -> dict[bytes, str]:
 
 
 @lru_cache(64)
-def topic_pattern(text: str) -> PermissionPattern:
+def topic_pattern(text: str) -> NamePattern:
     """Return a pattern that must match the whole name of a topic. Raises: InvalidPattern."""
     compile_search(text)  # it must be an expression of its own, not only inside the other one
     return compile_search(f"^(?:{text})$")

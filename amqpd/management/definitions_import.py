@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from amqpd.auth.internal_backend import AuthError, user_row
 from amqpd.auth.passwords import InvalidHash
-from amqpd.auth.permissions import InvalidPattern
+from amqpd.auth.patterns import InvalidPattern
 from amqpd.auth.scram import InvalidCredentials
 from amqpd.broker.publish.firehose import trace
 from amqpd.broker.queue.queue import Queue

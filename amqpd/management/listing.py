@@ -24,8 +24,7 @@ from math import isfinite
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
-from amqpd.auth.permissions import InvalidPattern
-from amqpd.broker.vhost.name_pattern import compile_names
+from amqpd.auth.patterns import InvalidPattern, compile_search
 from amqpd.management.request import ApiRequest, ApiResponse, BadRequest, PageOutOfRange, is_true, parse_int, to_json
 from amqpd.management.samples import NO_SPANS, SampleRange, SampleRanges
 from amqpd.management.time_slice import TimeSlice
@@ -340,7 +339,7 @@ def _number(query: Any, name: str, default: int) -> int:
 def _matcher(name: str, regex: bool) -> Callable[[str], bool]:
     if regex:
         try:
-            return compile_names(f"(?i){name}").matches
+            return compile_search(f"(?i){name}").matches
         except InvalidPattern as error:
             raise BadRequest(str(error).replace("(?i)", "", 1)) from None
     part = name.lower()

@@ -30,7 +30,7 @@ from aiohttp import http_exceptions, web
 
 from amqpd.auth.internal_backend import AuthenticationRefused, AuthError, NoSuchUser, NoSuchVhost, User
 from amqpd.auth.login_throttle import network
-from amqpd.auth.permissions import InvalidPattern
+from amqpd.auth.patterns import InvalidPattern
 from amqpd.broker.audit import REQUEST, AuditedRequest
 from amqpd.broker.consumer import LogNotOpen
 from amqpd.broker.events import ACTOR, CLI, ORIGIN

@@ -23,7 +23,7 @@ from amqpd.auth.internal_backend import (
     initial_rows,
 )
 from amqpd.auth.passwords import ARGON2ID, RABBIT_SHA256, hash_password
-from amqpd.auth.permissions import InvalidPattern
+from amqpd.auth.patterns import InvalidPattern
 from amqpd.storage.metadata.rows import Delete, PermissionRow, Put, TopicPermissionRow, UserRow, VhostRow
 from amqpd.storage.metadata.store import MetadataError, SqlMetadataStore, WriteFailed, random_id
 

@@ -11,14 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqpd.auth.permissions import (
-    InvalidPattern,
-    Kind,
-    Permissions,
-    compile_pattern,
-    compile_search,
-    compile_topic_pattern,
-)
+from amqpd.auth.patterns import InvalidPattern, compile_search
+from amqpd.auth.permissions import Kind, Permissions, compile_permission, compile_topic_pattern
 from amqpd.storage.metadata.rows import PermissionRow, TopicPermissionRow
 
 
@@ -42,18 +36,23 @@ from amqpd.storage.metadata.rows import PermissionRow, TopicPermissionRow
         ("^a$", "a\n", False),  # PCRE would match
         ("^a$", "x\na", False),
         ("a\x00b", "a\x00b", True),
+        ("^(?!amq\\.).*", "orders", True),
+        ("^(?!amq\\.).*", "amq.direct", False),
+        ("(?i)^(?=.*ok)(?!a)", "BOK", True),
+        ("(?i)^(?=.*ok)(?!a)", "AOK", False),
     ],
 )
 def test_pattern_matches_like_rabbitmq(pattern: str, name: str, answer: bool) -> None:
-    assert compile_pattern(pattern).matches(name) is answer
+    assert compile_permission(pattern).matches(name) is answer
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(", "*", "a{2000}", "(?=a)", "(?<!a)b", "(a)\\1", "[", "a" * 4097, "\udcff", "\\"]
+    "pattern",
+    ["(", "*", "a{2000}", "(?=a)", "^(?=a)|b", "^(?!a)" * 11, "(?<!a)b", "(a)\\1", "[", "a" * 4097, "\udcff", "\\"],
 )
 def test_bad_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidPattern):
-        compile_pattern(pattern)
+        compile_permission(pattern)
     with pytest.raises(InvalidPattern):
         Permissions.check_patterns(PermissionRow("u", "/", ".*", ".*", pattern))
     with pytest.raises(InvalidPattern):
@@ -61,11 +60,18 @@ def test_bad_pattern_is_refused(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(?i)" + "\\pL" * 3, "(?s-U:a(?mi:[\\pL\\PN]\\p{Any}))", "\\pL" * 65, "(?i)\\Q\\E\\\\\\pL\\pL\\pL"]
+    "pattern",
+    [
+        "(?i)" + "\\pL" * 3,
+        "(?s-U:a(?mi:[\\pL\\PN]\\p{Any}))",
+        "\\pL" * 65,
+        "(?i)\\Q\\E\\\\\\pL\\pL\\pL",
+        "(?i)^" + "(?!\\pL)" * 3,
+    ],
 )
 def test_pattern_that_takes_long_to_compile_is_refused(pattern: str) -> None:
     """RE2 takes up to 36 ms for one of these classes if it ignores case, and a pattern has room for a thousand."""
-    for compile_text in (compile_pattern, compile_search):
+    for compile_text in (compile_permission, compile_search):
         with pytest.raises(InvalidPattern, match="classes"):
             compile_text(pattern)
 
@@ -74,22 +80,23 @@ def test_pattern_that_takes_long_to_compile_is_refused(pattern: str) -> None:
     "pattern", ["(?i)^[\\pL\\pN]+$", "^" + "\\pL" * 3, "(?P<i>\\pL)\\pL\\pL", "(?i)\\\\p\\\\p\\\\pL|abc"]
 )
 def test_few_classes_of_unicode_are_allowed(pattern: str) -> None:
-    assert compile_pattern(pattern).matches("abc")
+    assert compile_permission(pattern).matches("abc")
 
 
 def test_pattern_of_a_request_is_small_and_not_cached() -> None:
     large = "(?:a?){990}" * 10  # 40 ms for a name, and some 100 KiB
-    assert compile_pattern(large).matches("a")
+    assert compile_permission(large).matches("a")
     with pytest.raises(InvalidPattern, match="too large"):
         compile_search(large)
     assert compile_search("|".join(f"topic-{number:04}" for number in range(350))).matches("topic-0349")
     assert compile_search("^a").matches("abc")
+    assert not compile_search("(?i)^(?!A).*").matches("abc")
     assert compile_search("^a") is not compile_search("^a")
 
 
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "^(.*a){12}$"])
 def test_catastrophic_pattern_is_matched_in_linear_time(pattern: str, processor_s: Callable[..., float]) -> None:
-    compiled = compile_pattern(pattern)
+    compiled = compile_permission(pattern)
     name = "a" * 254 + "!"
     assert not compiled.matches(name)
     assert processor_s(lambda: compiled.matches(name)) < 2
@@ -98,7 +105,7 @@ def test_catastrophic_pattern_is_matched_in_linear_time(pattern: str, processor_
 @given(pattern=st.text(max_size=12))
 def test_any_text_compiles_or_is_refused(pattern: str) -> None:
     with suppress(InvalidPattern):  # any other exception fails the test
-        compile_pattern(pattern).matches("amq.default")
+        compile_permission(pattern).matches("amq.default")
 
 
 def test_permissions_are_separate_for_kinds_users_and_vhosts() -> None:

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from amqpd.auth import permissions
-from amqpd.auth.permissions import PatternSet
-from amqpd.broker.vhost.name_pattern import LOOKUPS_MIN, SET_SIZE, SINGLE_COUNT, NamePattern, NamePatternIndex
+from amqpd.auth.patterns import NamePattern, PatternSet
+from amqpd.broker.vhost.name_pattern import LOOKUPS_MIN, SET_SIZE, SINGLE_COUNT, NamePatternIndex
 from amqpd.broker.vhost.name_pattern import compile_names as compiled
 
 COUNT = 2 * SET_SIZE + SINGLE_COUNT + 1
@@ -68,7 +67,7 @@ def test_patterns_are_matched_one_by_one_without_memory(
     monkeypatch: pytest.MonkeyPatch, tried: list[NamePattern], step: str
 ) -> None:
     if step == "construction":
-        monkeypatch.setattr(permissions, "SET_BYTES_MAX", 1000)
+        monkeypatch.setattr("amqpd.auth.patterns.SET_BYTES_MAX", 1000)
     else:
         monkeypatch.setattr(PatternSet, "matching", lambda automaton, name: None)
     index = NamePatternIndex([compiled(f"^q{number}[a-z]*x$") for number in range(SET_SIZE)])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from amqpd.auth.permissions import InvalidPattern
+from amqpd.auth.patterns import InvalidPattern
 from amqpd.broker.vhost import policies, policy_table
 from amqpd.broker.vhost.declaration import ExchangeDeclaration
 from amqpd.broker.vhost.declare import declare_exchange

@@ -25,13 +25,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from amqpd.auth.permissions import InvalidPattern
+from amqpd.auth.patterns import InvalidPattern, NamePattern
 from amqpd.broker.queue import arguments as queue_arguments
 from amqpd.broker.queue.argument_checks import PolicyKey, is_one_of, is_positive, is_text, merged_number
 from amqpd.broker.queue.arguments import rules_of
 from amqpd.broker.queue.config import QueueConfig
 from amqpd.broker.vhost import exchange
-from amqpd.broker.vhost.name_pattern import NamePattern, NamePatternIndex, compile_names
+from amqpd.broker.vhost.name_pattern import NamePatternIndex, compile_names
 from amqpd.storage.metadata.rows import PolicyRow
 
 
