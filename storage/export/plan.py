@@ -4,7 +4,8 @@ A `Snapshot` reads the high watermark first and lists the files then, so all its
 An offset between `start` and `end` is in one of four states:
 
 - in a segment that exists
-- settled, in a segment that was removed; its `.settled` file still exists
+- settled, in a segment that was removed; its `.settled` file still exists, or the log start checkpoint of a queue that
+  is no stream is above the offset
 - superseded, in a compacted log: a segment in which each record has a later one of the same key disappears. Missing
   offsets below the first dirty offset count as superseded
 - lost
@@ -27,13 +28,15 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from amqpd.protocol.field_table import CodecError, decode_table
 from amqpd.storage.acks import ack_set
 from amqpd.storage.acks.ack_set import AckFileReader, recorded_end, totals_entries
 from amqpd.storage.compaction import CLEANER_OFFSET, decode_clean_offsets
-from amqpd.storage.export.files import LogFiles, QueueName
+from amqpd.storage.export.files import DESCRIPTION, LogFiles, QueueName
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader
 from amqpd.storage.log.segment import OffsetIndex, TimeIndex, segment_name
+from amqpd.storage.queue_json import read_description
 
 logger = logging.getLogger(__name__)
 
@@ -171,6 +174,20 @@ class Snapshot:
             return 0
         return starts[-1] if starts else 0
 
+    def _settled_start(self) -> int:
+        """Return the offset below which all messages are settled and the broker has removed their segments.
+
+        0 for a stream, which removes messages unread, and if the queue's type or the offset is unknown.
+        """
+        described = read_description(self.files.read(DESCRIPTION), self.queue.id)
+        try:
+            arguments, _ = decode_table(described.arguments, 0) if described is not None else ({}, 0)
+            lines = self.files.read(checkpoint.LOG_START).decode("ascii").split("\n")
+            start = int(lines[2])
+        except (CodecError, ValueError, IndexError):  # an earlier version has written no arguments
+            return 0
+        return 0 if described is None or arguments.get("x-queue-type") == "stream" else start
+
     # -- inside segments
 
     def _index(self, segment: SegmentView) -> OffsetIndex:
@@ -278,6 +295,8 @@ class Snapshot:
             found.append((max(first, self.end), stop - 1, "the log ends before them"))
         known = self.segments[0].base if self.segments else self.end
         missing = max(first, self.clean_end)
+        if missing < min(known, stop) and not include_settled:
+            missing = max(missing, self._settled_start())
         if missing < min(known, stop):
             found.append((missing, min(known, stop) - 1, "their segments have been removed"))
         for segment in self.segments:

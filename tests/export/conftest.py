@@ -99,16 +99,18 @@ class _MemoryFiles(LogFiles):
 
 
 class Lake:
-    """One queue's log, and an export's view of it."""
+    """One queue's log, and an export's view of it. arguments: of its declaration, as an encoded table."""
 
-    def __init__(self, segment_size_bytes: int = 1 << 26, filesystem: Any = None, data_dir: str = "/data") -> None:
+    def __init__(
+        self, segment_size_bytes: int = 1 << 26, filesystem: Any = None, data_dir: str = "/data", arguments: bytes = b""
+    ) -> None:
         self.filesystem = SimulatedFileSystem() if filesystem is None else filesystem
         self.data_dir = data_dir
         self.clock = SimulatedClock()
         self.segment_size_bytes = segment_size_bytes
         self.posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self.storage = self._storage()
-        self.queue_id, self.store = self.storage.create_queue("v", "tasks", "/")
+        self.queue_id, self.store = self.storage.create_queue("v", "tasks", "/", arguments=arguments)
 
     def _storage(self) -> Storage:
         return Storage(

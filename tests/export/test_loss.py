@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from amqpd.protocol.field_table import encode_table
 from amqpd.storage.export import offsets
 from amqpd.storage.export.plan import DataLoss
 from amqpd.storage.log.batch import BatchHeader
@@ -128,6 +129,27 @@ def test_start_offset_before_the_log_is_data_loss(make_lake: Callable[..., Any])
     with pytest.raises(DataLoss, match=f"offsets 5 to {stop - 1} are missing: their segments have been removed"):
         lake.offsets(startingOffsets="5")
     assert lake.offsets(startingOffsets="5", failOnDataLoss="false") == list(range(stop, 120))
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum", "stream"])
+def test_start_offset_before_the_log_of_a_work_queue_is_no_loss(make_lake: Callable[..., Any], kind: str) -> None:
+    """Its first segments are removed when their messages are settled, those of a stream also unread."""
+    lake = make_lake(4096, arguments=encode_table({"x-queue-type": kind}))
+    for _ in range(6):
+        lake.append(*(b"." * 190 for _ in range(20)))
+        lake.turn()
+    stop = int(lake.names(".log")[2][:20])
+    lake.store.ack_range(0, stop - 1)
+    lake.settled()
+    lake.settled()
+    assert lake.snapshot().start == stop
+    if kind != "stream":
+        assert lake.offsets(startingOffsets="5") == list(range(stop, 120))
+        with pytest.raises(DataLoss, match=f"offsets 5 to {stop - 1} are missing"):
+            lake.offsets(startingOffsets="5", includeSettled="true")
+        lake.filesystem.unlink(f"{lake.place}/log-start-offset-checkpoint")
+    with pytest.raises(DataLoss, match=f"offsets 5 to {stop - 1} are missing: their segments have been removed"):
+        lake.offsets(startingOffsets="5")
 
 
 def test_end_offset_after_the_log_is_data_loss(lake: Any) -> None:
