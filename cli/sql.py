@@ -29,6 +29,8 @@ SETTINGS: Final = {"memory_limit": "512MB", "python_enable_replacements": "false
 """DuckDB's own memory: with more it writes temporary files. Replacements would make our variables tables."""
 WORD: Final = re.compile(r'"((?:[^"]|"")+)"|(\w+)')
 """A quoted name or a word of SQL."""
+TEXT: Final = re.compile(r"""("(?:[^"]|"")+")|'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/""", re.DOTALL)
+"""A quoted name, which may have single quotes in it; or a text or comment, which may have double quotes in it."""
 ROWS: Final = 4096
 NAMES_MAX: Final = 20
 
@@ -150,7 +152,7 @@ def _register(context: Context, connection: Any, statement: str, queues: list[st
     """
     from amqpd.storage.export.queue_dataset import QueueDataset
 
-    words = {plain or quoted.replace('""', '"') for quoted, plain in WORD.findall(statement)}
+    words = words_of(statement)
     lower = {word.lower() for word in words}
     named = [queue for queue in queues if queue.lower() in lower]
     chosen: dict[str, str] = {}
@@ -166,6 +168,14 @@ def _register(context: Context, connection: Any, statement: str, queues: list[st
         table = QueueDataset(options, bodies)
         connection.register(queue, table)
         found.append(table)
+    return found
+
+
+def words_of(statement: str) -> set[str]:
+    """Return all words and quoted names of a statement, and perhaps more: parts of its texts and comments."""
+    found: set[str] = set()
+    for each in (statement, TEXT.sub(lambda match: match[1] or " ", statement)):
+        found |= {plain or quoted.replace('""', '"') for quoted, plain in WORD.findall(each)}
     return found
 
 

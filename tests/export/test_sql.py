@@ -130,6 +130,22 @@ def test_error_of_sql_is_one_line_with_code_65(ask, statement, words):
     assert words in err and err.startswith("Error:\n") and err.count("\n") == 2, err
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        """SELECT replace(decode(value), '"', '') FROM "my-queue" JOIN orders USING ("offset")""",
+        """SELECT '"', 'it''s "' AS a, '"' FROM "it's" JOIN "my-queue" USING ("offset") JOIN orders USING ("offset")""",
+        """-- it's the last '"'
+        SELECT 1 /* of 3" */ FROM "my-queue", "a""b", orders WHERE 'x' <> '"'""",
+        """SELECT * FROM query_table('orders'), "my-queue\"""",
+    ],
+)
+def test_quotes_in_texts_hide_no_quoted_name(statement):
+    found = command.words_of(statement)
+    assert {"my-queue", "orders"} <= found
+    assert all(name in found for name, text in (("it's", '"it\'s"'), ('a"b', '"a""b"')) if text in statement)
+
+
 def test_missing_source_and_damaged_messages_keep_their_codes(written, ask, tmp_path):
     code, _, err = call("--data-dir", str(tmp_path / "none"), "sql", "SELECT 1")
     assert (code, "does not exist" in err) == (69, True)
