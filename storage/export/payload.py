@@ -226,7 +226,8 @@ def infer(bodies: Iterable[bytes]) -> Any:
     """Return the pyarrow struct that fits most of the bodies.
 
     A field with values of several types gets the most frequent one; integer and number together are number. Fields
-    that are always null or empty, or deeper than DEPTH_MAX, become no columns. Texts that look like times stay texts.
+    that are always null or empty, deeper than DEPTH_MAX, or with a name that UTF-8 lacks, become no columns. Texts that
+    look like times stay texts.
 
     Raises: BadSchema, if there is no JSON object with a field.
     """
@@ -260,7 +261,8 @@ class _ValueTypes:
         self._counts[name] += 1
         if name == "object":
             for key, each in value.items():
-                self._fields.setdefault(key, _ValueTypes()).add(each, depth + 1)
+                if _is_text(key):
+                    self._fields.setdefault(key, _ValueTypes()).add(each, depth + 1)
         elif name == "array":
             self._items = self._items or _ValueTypes()
             for each in value:
@@ -282,6 +284,11 @@ class _ValueTypes:
             elif name == "array" and self._items is not None and (kind := self._items.type()) is not None:
                 return pa.list_(kind)
         return None
+
+
+def _is_text(key: str) -> bool:
+    """Return whether UTF-8 has a key. JSON may have halves of surrogate pairs, as in "\\ud800"."""
+    return key.isascii() or not any("\ud800" <= each <= "\udfff" for each in key)
 
 
 def _name_of(value: Any) -> str:

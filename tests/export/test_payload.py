@@ -236,6 +236,15 @@ def test_deep_bodies_do_not_end_the_inference(depth):
     assert parsed.payload.to_pylist()[1]["a"] == 2
 
 
+def test_name_that_utf_8_lacks_does_not_end_the_inference():
+    """A producer may send any body: half of a surrogate pair in a name gets no column."""
+    odd = rb'{"\ud800": 1, "\ud83d\ude00": 2, "d": {"\udfffx": 1, "y": 2}, "only": {"\udc00": 3}}'
+    kind = infer([odd, b'{"a": 1}'])
+    assert [field.name for field in kind] == ["\U0001f600", "d", "a"]
+    assert [field.name for field in kind.field("d").type] == ["y"]
+    assert PayloadParser(kind).parse(pa.array([b'{"a": 2}'], pa.binary())).payload.to_pylist()[0]["a"] == 2
+
+
 def test_schema_is_inferred_from_the_first_batch_that_has_messages(orders, tmp_path):
     """A nightly export of a queue whose first messages are all settled does not fail."""
     orders.store.ack_range(0, 1999)
