@@ -328,12 +328,29 @@ class Database(ExportTarget):
 
 def _tables(name: str, columns: list[tuple[str, str]]) -> tuple[Table, Table]:
     """Return the table of rows, for columns (name, Spark type), and the table of batches."""
-    from sqlalchemy import TIMESTAMP, BigInteger, Column, DateTime, LargeBinary, MetaData, String, Table, Text
+    from sqlalchemy import (
+        TIMESTAMP,
+        BigInteger,
+        Column,
+        DateTime,
+        LargeBinary,
+        MetaData,
+        String,
+        Table,
+        Text,
+        UnicodeText,
+    )
+    from sqlalchemy.dialects import mysql
 
+    own = ("mysql", "mariadb")  # their BLOB and TEXT have 64 KiB, their DATETIME has seconds
     time = DateTime(timezone=True).with_variant(TIMESTAMP(timezone=True), "oracle")  # Oracle's DateTime is a DATE
-    kinds: dict[str, Any] = {"binary": LargeBinary(), "bigint": BigInteger(), "timestamp": time}
+    time = time.with_variant(mysql.DATETIME(fsp=6), *own)
+    binary = LargeBinary().with_variant(mysql.LONGBLOB(), *own)
+    string = Text().with_variant(mysql.LONGTEXT(), *own)
+    string = string.with_variant(UnicodeText(), "mssql")  # the Text of SQL Server has the database's code page only
+    kinds: dict[str, Any] = {"binary": binary, "bigint": BigInteger(), "timestamp": time}
     metadata = MetaData()
-    rows = Table(name, metadata, *(Column(each, kinds.get(kind, Text())) for each, kind in columns))
+    rows = Table(name, metadata, *(Column(each, kinds.get(kind, string)) for each, kind in columns))
     batches = Table(
         f"{name}_batches",
         metadata,

@@ -12,7 +12,8 @@ from unittest.mock import Mock
 
 import pytest
 from sqlalchemy import create_engine, text
-from sqlalchemy.dialects import mssql, oracle, postgresql, sqlite
+from sqlalchemy.dialects import mssql, mysql, oracle, postgresql, sqlite
+from sqlalchemy.dialects.mysql import mariadb
 
 from amqpd.storage.export.checkpoint import ExportCheckpoint, Progress
 from amqpd.storage.export.engine import ExportRows
@@ -84,12 +85,35 @@ def test_staged_files_stay_while_the_state_names_them(tmp_path: Path, monkeypatc
         (postgresql.dialect(), "TIMESTAMP WITH TIME ZONE"),
         (oracle.dialect(), "TIMESTAMP WITH TIME ZONE"),
         (mssql.dialect(), "DATETIMEOFFSET"),
+        (mysql.dialect(), "DATETIME(6)"),
         (sqlite.dialect(), "DATETIME"),
     ],
 )
 def test_timestamp_column_has_a_zone_if_the_database_supports_it(dialect: Any, kind: str, tmp_path: Path) -> None:
+    assert column_types(dialect, tmp_path)["timestamp"] == kind
+
+
+@pytest.mark.parametrize(
+    ("dialect", "value", "headers"),
+    [
+        (mysql.dialect(), "LONGBLOB", "LONGTEXT"),
+        (mariadb.MariaDBDialect(), "LONGBLOB", "LONGTEXT"),
+        (mssql.dialect(), "IMAGE", "NTEXT"),
+        (postgresql.dialect(), "BYTEA", "TEXT"),
+        (sqlite.dialect(), "BLOB", "TEXT"),
+    ],
+)
+def test_columns_hold_bodies_and_texts_of_any_size(dialect: Any, value: str, headers: str, tmp_path: Path) -> None:
+    """BLOB and TEXT of MySQL have 64 KiB, and those of SQL Server's older types no Unicode."""
+    found = column_types(dialect, tmp_path)
+    assert (found["value"], found["headers"]) == (value, headers)
+
+
+def column_types(dialect: Any, tmp_path: Path) -> dict[str, str]:
+    """Return the types of the columns of a database's table, as the dialect writes them."""
     ledger = ExportCheckpoint(tmp_path / "check", {})
-    target = Database("sqlite://", "tasks", COLUMNS, ledger)
-    assert target.table.c.timestamp.type.compile(dialect=dialect) == kind
+    target = Database("sqlite://", "tasks", [*COLUMNS, ("headers", "map<string,string>")], ledger)
+    found = {column.name: column.type.compile(dialect=dialect) for column in target.table.columns}
     target.close()
     ledger.close()
+    return found
