@@ -141,7 +141,8 @@ class ImportLedger:
         try:
             self.state = self._read(identity)
             self.rejects: BinaryIO = (directory / "rejected.json").open("ab")
-            self.rejects.truncate(self.state.rejected_bytes)
+            # A user may have moved the file, or deleted lines that are imported: `truncate` would fill it with zeros.
+            self.rejects.truncate(min(self.state.rejected_bytes, self.rejects.tell()))
             self.rejects.seek(0, os.SEEK_END)  # `truncate` leaves the position behind the new end
             self._refused: BinaryIO | None = None
         except BaseException:

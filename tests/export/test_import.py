@@ -25,9 +25,9 @@ from amqpd.cli.terminal import StatusLine
 from amqpd.protocol import properties as p
 from amqpd.storage.export import import_publisher
 from amqpd.storage.export.file_compaction import FoundFile, merged_name
-from amqpd.storage.export.import_files import find_files
+from amqpd.storage.export.import_files import find_files, read_rows
 from amqpd.storage.export.import_job import NUMBERS, SEQUENCE_BITS, BadImport, ImportLedger, NumberedProperties
-from amqpd.storage.export.import_publisher import ImportPublisher
+from amqpd.storage.export.import_publisher import ImportPublisher, OutgoingMessage
 from amqpd.storage.export.publisher import SinkPublisher, SinkTarget
 from amqpd.testing import BrokerProcess
 
@@ -534,3 +534,16 @@ def test_rejected_messages_that_were_not_saved_leave_no_gap(tmp_path):
         ledger.save()
         ledger.close()
     assert (tmp_path / "rejected.json").read_bytes() == b"saved\n"
+
+
+def test_rejected_file_that_a_user_has_moved_begins_again(tmp_path):
+    """Its messages are imported from elsewhere, then the import continues with new files."""
+    message = OutgoingMessage("", "q", b"\x10\x00\x02", b"body")
+    for _ in range(2):
+        ledger = ImportLedger(tmp_path, {})
+        ledger.reject(message, "312 NO_ROUTE")
+        ledger.save()
+        ledger.close()
+        (found,) = read_rows(tmp_path / "rejected.json", "", 0)
+        assert found.columns["value"] == ["body"]
+        (tmp_path / "rejected.json").rename(tmp_path / "moved.json")
