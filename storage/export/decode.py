@@ -698,12 +698,14 @@ def text_of(value: object) -> str:
         return b64encode(value).decode("ascii")
     if isinstance(value, Decimal):
         return str(value)
+    if isinstance(value, float):
+        return json.dumps(value)
     return _json(value)
 
 
 def _json(value: object) -> str:
-    """Return the JSON of a field's value, equal to that of json.dumps, which costs several times as much for small
-    tables.
+    """Return the JSON of a field's value. NaN and infinite numbers are texts, as Spark writes them; all others equal
+    those of json.dumps, which costs several times as much for small tables.
     """
     if value is None:
         return "null"
@@ -716,5 +718,6 @@ def _json(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join([encode_basestring(name) + ": " + _json(each) for name, each in value.items()]) + "}"
     if isinstance(value, float):
-        return json.dumps(value)
+        text = json.dumps(value)
+        return text if value - value == 0.0 else '"' + text + '"'  # JSON has no NaN and no Infinity
     return encode_basestring(text_of(value))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from base64 import b64encode
 from datetime import UTC, datetime, timedelta
@@ -295,6 +296,11 @@ def test_empty_batch_has_the_schema() -> None:
 
 def test_text_of_a_table_is_json() -> None:
     assert json.loads(text_of({"a": [1, True, None]})) == {"a": [1, True, None]}
+
+
+def test_numbers_that_json_lacks_are_texts() -> None:
+    assert json.loads(text_of([math.nan, {"a": -math.inf}, 0.5])) == ["NaN", {"a": "-Infinity"}, 0.5]
+    assert (text_of(math.inf), text_of(-0.5)) == ("Infinity", "-0.5")
 
 
 @given(VALUES)
