@@ -328,6 +328,8 @@ class ExportJob:
     def _check(self) -> None:
         options = self.options
         check_columns(options.columns)
+        if len(set(options.columns)) < len(options.columns):
+            raise BadExport(f"--columns {','.join(options.columns)}: a name is there twice")
         for name in options.partition_by:
             if name not in TIMES and name not in options.columns:
                 raise BadExport(f"--partition-by {name}: expected date, hour or one of {', '.join(options.columns)}")

@@ -406,6 +406,7 @@ def test_impossible_exports_are_refused(written, tmp_path):
         ({"partition_by": ("year",)}, "--partition-by year"),
         ({"partition_by": ("value",)}, "it is a binary"),
         ({"partition_by": ("date", "date")}, "--partition-by date,date: a name is there twice"),
+        ({"columns": ("value", "offset", "value")}, "--columns value,offset,value: a name is there twice"),
         ({"partition_by": ("date",), "to": "sqlite://"}, "no directories"),
         ({"partition_by": ("queue",), "columns": ("queue",)}, "no column would be left"),
     ):
