@@ -553,8 +553,9 @@ def formatted_size(size_bytes: int) -> str:
 
 
 def _in_our_words(text: str) -> str:
-    """Replace the names of Spark's options by those of amqpctl."""
-    return text.replace("failOnDataLoss=false", "--allow-data-loss").replace("startingTimestamp:", "--from:")
+    """Replace the names of Spark's options by those of amqpctl. A number of --from is an offset, not a time."""
+    text = text.replace("startingTimestamp: expected ms since 1970 or", "--from: expected earliest, an offset or")
+    return text.replace("failOnDataLoss=false", "--allow-data-loss")
 
 
 def _spark_failure(error: Exception) -> Failure:
