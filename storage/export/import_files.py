@@ -218,7 +218,7 @@ def _pieces(rows: Iterable[_Row], size_of: Callable[[_Row], int]) -> Iterator[li
 def _object(where: str, line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadFile(f"{where}: {error}") from None
     if not isinstance(found, dict):
         raise BadFile(f"{where}: expected an object, not {line[:40]!r}")
@@ -249,7 +249,7 @@ def _row(where: str, row: dict[str, Any]) -> dict[str, Any]:
         if name in found:
             try:
                 found[name] = json.loads(found[name])
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise BadFile(f"{where}: {name}: {error}") from None
     if not found.get("value_base64"):
         found.pop("value_base64", None)  # an empty body is an empty value

@@ -57,7 +57,7 @@ def call(*arguments):
         (("--to", "x", "--queue", "q", "--name", "a/b"), "--name : a/b"),
         (("--to", "x", "--vhost", "v", "--to-offset", "5"), "--to-offset needs one --queue"),
         (("--to", "x", "--queue", "q", "--columns", "offset,bdy"), "unknown column 'bdy'"),
-        (("--to", "x", "--queue", "q", "--from", "yesterday"), "--from: expected earliest, an offset or a time as 2026"),
+        (("--to", "x", "--queue", "q", "--from", "yesterday"), "--from: expected earliest, an offset or a time"),
         (("--to", "x", "--queue", "q", "--partition-by", "year"), "--partition-by year"),
         (("--to", "x", "--queue", "q", "--engine", "duckdb"), "--engine duckdb: expected pyarrow or spark"),
         (("--to", "x", "--queue", "q", "--engine", "pyarrow", "--where", "true"), "--where needs --engine spark"),

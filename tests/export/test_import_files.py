@@ -143,6 +143,8 @@ def test_checkpoint_of_a_shared_export_is_left_out(tmp_path):
         ("a.csv", b"value,routing_key\na,b\nc\nd,e\n", "line 3: its number of cells"),
         ("a.csv", b"value,routing_key\na,b,c\n", "line 2: its number of cells"),
         ("a.csv", b'value,headers\na,"{"\n', "line 2: headers: "),
+        ("a.json", b'{"value": "a"}\n' + b"[" * 100_000, "line 2: maximum recursion depth"),
+        ("a.csv", b"value,headers\na," + b"[" * 100_000, "line 2: headers: maximum recursion depth"),
         ("a.csv", b"value\n\xff\n", "a.csv, line "),
         ("a.parquet", b"PAR1", "a.parquet: "),
         ("a.dat", b"", "expected a name that ends with .parquet"),
