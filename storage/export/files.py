@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from amqpd.client_tls import BadTlsFiles, client_context
+from amqpd.storage.acks.segment_removal import DELETED
 
 if TYPE_CHECKING:
     import ssl
@@ -53,6 +54,10 @@ class SourceError(Exception):
 
 class BrokerUnreachable(SourceError):
     """The broker does not answer, or not yet: it is being restarted, or the network is down."""
+
+
+class MissingQueue(SourceError):
+    """The queue was deleted, or deleted and declared again, since it was listed."""
 
 
 @dataclass(frozen=True, order=True)
@@ -83,7 +88,7 @@ class LogFiles(ABC):
 
     @abstractmethod
     def sizes(self) -> dict[str, int]:
-        """Return the size of every file by name; empty if the queue has none (yet)."""
+        """Return the size of every file by name; empty if the queue has none (yet). Raises MissingQueue."""
 
     @abstractmethod
     def size(self, name: str) -> int:
@@ -168,8 +173,9 @@ class DirectorySource(LogSource):
 
 
 def _names(path: str) -> list[str]:
+    """Return the names in a directory, without those of deleted queues and vhosts, whose files are being removed."""
     try:
-        return sorted(os.listdir(path))
+        return sorted(name for name in os.listdir(path) if not name.endswith(DELETED))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except PermissionError:
@@ -217,7 +223,7 @@ class _Directory(LogFiles):
                     except FileNotFoundError:
                         continue  # removed while listing
         except FileNotFoundError:
-            return {}
+            raise MissingQueue(f"{self._path} does not exist any more: the queue was deleted") from None
         return found
 
     def size(self, name: str) -> int:
@@ -368,11 +374,11 @@ class _Remote(LogFiles):
         self._compresses = source.compresses
 
     def sizes(self) -> dict[str, int]:
-        return self._client.json(self._path, self._sizes)
+        return self._client.json(self._path, self._sizes, error=MissingQueue)
 
     def _sizes(self, answer: Any) -> dict[str, int]:
         if answer["id"] != self._id:
-            raise SourceError("the queue was deleted and declared again while it was being read")
+            raise MissingQueue("the queue was deleted and declared again while it was being read")
         return {str(each["name"]): int(each["size"]) for each in answer["files"]}
 
     def size(self, name: str) -> int:
@@ -400,7 +406,7 @@ class _Remote(LogFiles):
         if status == 416:
             return b"", 0
         if status == 412:
-            raise SourceError("the queue was deleted and declared again while it was being read")
+            raise MissingQueue("the queue was deleted and declared again while it was being read")
         if status != 206:
             raise SourceError(f"{self._client.url}: {name}: {_reason(status, data)}")
         total = span.rpartition("/")[2]
@@ -419,11 +425,15 @@ class _Client:
         self._headers = source.credentials()
         self._connection: http.client.HTTPConnection | None = None
 
-    def json(self, path: str, read: Callable[[Any], _T]) -> _T:
-        """Return what `read` makes of the answer. Raises SourceError, BrokerUnreachable."""
+    def json(self, path: str, read: Callable[[Any], _T], error: type[SourceError] = SourceError) -> _T:
+        """Return what `read` makes of the answer. Raises SourceError, BrokerUnreachable.
+
+        Args:
+            error: Raised if the broker does not know the path.
+        """
         status, data, _ = self.request(path, {})
         if status != 200:
-            raise SourceError(f"{self.url}{path}: {_reason(status, data)}")
+            raise (error if status == 404 else SourceError)(f"{self.url}{path}: {_reason(status, data)}")
         try:
             return read(json.loads(data))
         except (ValueError, KeyError, TypeError):

@@ -579,7 +579,7 @@ class ExportJob:
                 end = snapshot.end
                 if self.options.to_offset is not None:
                     end = min(end, self.options.to_offset)
-                whole = file_name(self.options.name) in snapshot.files.sizes()
+                whole = file_name(self.options.name) in snapshot.sizes
                 end = max(first, end)
                 log_bytes = snapshot.log_bytes(first) if self.options.follow and end > first else 0
                 result.append(OffsetSpan(snapshot.queue, first, end, end, whole, log_bytes))

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
+from amqpd.storage.export.files import LogFiles, MissingQueue, QueueName
 from amqpd.storage.export.options import EARLIEST, LATEST, BadOption, ReadOptions
 from amqpd.storage.export.plan import DataLoss, LogPartition, Snapshot, split_size
 
 logger = logging.getLogger(__name__)
 
 StreamOffset: TypeAlias = dict[str, dict[str, object]]
+_LISTS_MAX: Final = 4
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,19 @@ class Range:
 
 def snapshots(options: ReadOptions, stack: ExitStack) -> dict[str, Snapshot]:
     """Open a snapshot of every selected queue that exists, by its key in a stream's offsets. `stack` closes them."""
-    return {
-        key_of(options.vhost, queue.queue): stack.enter_context(closing(Snapshot(options.source.open(queue), queue)))
-        for queue in options.queues()
-    }
+    found: dict[str, Snapshot] = {}
+    for queue in options.queues():
+        files = stack.enter_context(closing(options.source.open(queue)))
+        with suppress(MissingQueue):  # it was deleted since the list was made
+            found[key_of(options.vhost, queue.queue)] = _snapshot(files, queue)
+    return found
+
+
+def _snapshot(files: LogFiles, queue: QueueName) -> Snapshot:
+    for _ in range(_LISTS_MAX):
+        with suppress(FileNotFoundError):  # a segment was removed since its directory was listed
+            return Snapshot(files, queue)
+    return Snapshot(files, queue)
 
 
 def key_of(vhost: str, queue: str) -> str:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from amqpd.protocol.field_table import CodecError, decode_table
@@ -103,14 +104,17 @@ class Snapshot:
     """One queue's log at one moment.
 
     Cost: two small reads and a listing; `.settled` files and indexes are read when needed.
-    Raises: SourceError, OSError.
+    Raises: SourceError, OSError; FileNotFoundError if a segment is removed meanwhile.
+
+    Attributes:
+        sizes: The listing: the size of every file by name.
     """
 
     def __init__(self, files: LogFiles, queue: QueueName) -> None:
         self.queue = queue
         self.files = files
         mark = self._high_watermark()
-        sizes = self.files.sizes()
+        sizes = self.sizes = self.files.sizes()
         bases = _bases(sizes)
         if any(name.endswith(".log.deleted") for name in sizes) and any(_log_size(sizes, base) < 0 for base in bases):
             sizes = self.files.sizes()  # a file that was renamed during the listing may be missing in it
@@ -329,8 +333,9 @@ class Snapshot:
             total += segment.size
             if segment.base < first:
                 _, position = self._entry(segment, self._index(segment), first - segment.base)
-                before = next((at for at, header in self.headers(segment, position) if header.last_offset >= first), 0)
-                total -= before
+                with suppress(FileNotFoundError):  # it was removed meanwhile
+                    found = self.headers(segment, position)
+                    total -= next((at for at, header in found if header.last_offset >= first), 0)
         return total
 
     def parts(

@@ -196,7 +196,7 @@ class SharedExportJob(ExportJob):
                     if claim.moves is None:
                         logger.warning("lost: %s", text)
                     continue
-                whole = file_name(self.options.name) in snapshot.files.sizes()
+                whole = file_name(self.options.name) in snapshot.sizes
                 found.append(OffsetSpan(snapshot.queue, first, stop, max(stop, snapshot.end), whole))
         return found
 

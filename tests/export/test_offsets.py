@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amqpd.storage.export import offsets
-from amqpd.storage.export.options import ReadOptions
+from amqpd.storage.export.files import DirectorySource, MissingQueue, QueueName
+from amqpd.storage.export.options import ReadOptions, parse
 from amqpd.storage.export.plan import DataLoss
 
 KEY = "//tasks"
@@ -106,6 +109,51 @@ def test_new_queue_is_read_from_its_start(lake: Any) -> None:
     lake.append(b"a", b"b")
     lake.turn()
     assert read(lake, {}, offsets.latest(options)) == [0, 1]
+
+
+def test_queue_deleted_since_the_list_was_made_is_left_out(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another queue's deletion ends no export of a whole vhost."""
+    listed = DirectorySource(written.data_dir).queues("/")
+    gone = QueueName("/", "gone", "0" * 32, f"{written.place[:-32]}{'0' * 32}")
+    monkeypatch.setattr(DirectorySource, "queues", lambda self, vhost: [*listed, gone])
+    options = parse({"path": written.data_dir, "queuePattern": ".*"})
+    with ExitStack() as stack:
+        assert list(offsets.snapshots(options, stack)) == [KEY]
+    assert list(offsets.latest(options)) == [KEY]
+    with closing(options.source.open(gone)) as files, pytest.raises(MissingQueue, match="the queue was deleted"):
+        files.sizes()
+
+
+def test_deleted_queue_is_not_listed_while_its_files_are_removed(written: Any) -> None:
+    source = DirectorySource(written.data_dir)
+    assert [each.queue for each in source.queues("/")] == ["tasks"]
+    Path(written.place).rename(f"{written.place}.deleted")
+    assert source.queues("/") == []
+
+
+def test_segment_removed_since_the_list_was_made_ends_no_look(
+    make_lake: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = make_lake(4096)
+    for _ in range(6):
+        lake.append(*(b"." * 190 for _ in range(20)))
+        lake.turn()
+    wanted = lake.snapshot()
+    kind: Any = type(lake.source().open(lake.name))
+    read_bytes, failing = kind.pread, [True]
+
+    def pread(files: Any, name: str, size: int, position: int) -> bytes:
+        if name.endswith(".log") and failing and failing.pop():
+            raise FileNotFoundError(name)
+        data: bytes = read_bytes(files, name, size, position)
+        return data
+
+    monkeypatch.setattr(kind, "pread", pread)
+    assert offsets.latest(lake.options()) == at(lake, 120)
+    assert not failing
+    failing.append(True)
+    assert wanted.log_bytes(5) == wanted.log_bytes(0)  # the next look is exact
+    assert not failing
 
 
 def test_records_removed_before_the_checkpoint_are_data_loss(make_lake: Callable[..., Any]) -> None:

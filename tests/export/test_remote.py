@@ -21,7 +21,7 @@ import pytest
 
 from amqpd.storage.export import offsets
 from amqpd.storage.export.arrow import Decoder, PartReader
-from amqpd.storage.export.files import BrokerSource, QueueName, SourceError, _Client
+from amqpd.storage.export.files import BrokerSource, MissingQueue, QueueName, SourceError, _Client
 from amqpd.storage.export.options import NoSuchQueue, parse
 from amqpd.testing import BrokerProcess, Vhost
 
@@ -304,5 +304,5 @@ def test_error_has_the_reason_of_the_broker(amqpd_broker: BrokerProcess, amqpd_v
     url = f"http://127.0.0.1:{amqpd_broker.http_port}"
     source = parse({"url": url, "vhost": amqpd_vhost.name, "queue": "q"}).source
     files = source.open(QueueName(amqpd_vhost.name, "q", "id", ""))
-    with closing(files), pytest.raises(SourceError, match="404 no queue 'q' in vhost"):
+    with closing(files), pytest.raises(MissingQueue, match="404 no queue 'q' in vhost"):
         files.sizes()
