@@ -12,7 +12,8 @@ makes borders of these records.
     a bad batch                         DataLoss with file, position and offsets. With `fail_on_data_loss` off it is
                                         logged, and reading continues at the next position in `.index` with a good
                                         batch that fits. Bodies are never searched for batches
-    the segment was removed             DataLoss, because the plan has seen it. Not while it exists as `.deleted`
+    the segment was removed             DataLoss, because the plan has seen it. Not while it exists as `.deleted`, and
+                                        for an export job not if consumers have settled its messages meanwhile
     the file ends early                 DataLoss
     the queue was compacted             the planned log is read as long as it exists as `.deleted`. Then the rest of
                                         the part is planned again, and returns what compaction has left
@@ -317,6 +318,8 @@ class PartReader:
             each piece of log (`files.read_size` bytes) is a record batch.
         check_crc: False saves a third of the time, and trusts the disk.
         plans: How often the rest of the part may be planned again.
+        settled_may_be_missing: Messages that were settled and removed since the plan are no loss, unless the part has
+            settled messages. False: they are one, as a query must return the same rows in each attempt.
     """
 
     def __init__(
@@ -329,6 +332,7 @@ class PartReader:
         check_crc: bool = True,
         fail_on_data_loss: bool = True,
         plans: int = _PLANS_MAX,
+        settled_may_be_missing: bool = False,
     ) -> None:
         self._files = files
         self._part = part
@@ -337,6 +341,7 @@ class PartReader:
         self._check_crc = check_crc
         self._fail_on_data_loss = fail_on_data_loss
         self._plans_left = plans
+        self._settled_may_be_missing = settled_may_be_missing
         self._name = segment_name(part.base) + (".log.swap" if part.swap else ".log")
         self._found = FieldOffsets(part.base, part.end)
         self._data = b""
@@ -422,17 +427,25 @@ class PartReader:
         part = self._part
         first = max(part.first, self._found.expected)
         snapshot = Snapshot(self._files, part.queue)
-        for low, high, reason in snapshot.losses(first, part.stop, include_settled=True):
+        is_loss = part.whole or not self._settled_may_be_missing
+        for low, high, reason in snapshot.losses(first, part.stop, include_settled=is_loss):
             self._report_loss(low, high, f"{reason} since the query was planned")
         for new in snapshot.parts(first, part.stop, split_bytes=_NO_LIMIT, include_settled=True):
             yield from PartReader(
                 self._files,
-                replace(new, bits=part.bits, bits_base=part.bits_base, transient_start=part.transient_start),
+                replace(
+                    new,
+                    bits=part.bits,
+                    bits_base=part.bits_base,
+                    transient_start=part.transient_start,
+                    whole=part.whole,
+                ),
                 self._decoder,
                 batch_rows=self._batch_rows,
                 check_crc=self._check_crc,
                 fail_on_data_loss=self._fail_on_data_loss,
                 plans=self._plans_left - 1,
+                settled_may_be_missing=self._settled_may_be_missing,
             ).batches()
 
     def _check_not_replaced(self) -> None:
@@ -592,4 +605,5 @@ def batches(options: ReadOptions, part: LogPartition, schema: Any = None) -> Ite
             batch_rows=options.batch_rows,
             check_crc=options.check_crc,
             fail_on_data_loss=options.fail_on_data_loss,
+            settled_may_be_missing=options.settled_may_be_missing,
         ).batches()

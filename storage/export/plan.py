@@ -27,7 +27,7 @@ import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from amqpd.protocol.field_table import CodecError, decode_table
 from amqpd.storage.acks import ack_set
@@ -62,6 +62,7 @@ class LogPartition:
         size_bytes: Approximate number of bytes to read.
         bits: Settled offsets from `bits_base` on.
         swap: As in `SegmentView`.
+        whole: Settled messages are read, too.
     """
 
     queue: QueueName
@@ -77,6 +78,7 @@ class LogPartition:
     bits_base: int = 0
     transient_start: int = 0
     swap: bool = False
+    whole: bool = False
 
 
 @dataclass
@@ -310,7 +312,10 @@ class Snapshot:
             if segment.size < 0:
                 if include_settled:
                     found.append((low, high, "they were settled and their segment has been removed"))
-                elif not _all_set(self.settled_bits(segment), low - segment.base, high - segment.base):
+                elif (
+                    not _all_set(self.settled_bits(segment), low - segment.base, high - segment.base)
+                    and high >= self._settled_start()  # else the `.settled` file, too, was removed since it was listed
+                ):
                     found.append((low, high, "their segment's log is missing"))
             elif segment is not self.segments[-1] and (cut := self._cut(segment)) is not None and cut <= high:
                 found.append((max(low, cut), high, "their segment's log was cut off"))
@@ -357,7 +362,7 @@ class Snapshot:
                 continue
             index = self._index(segment) if low > segment.base or segment.size > split_bytes else OffsetIndex()
             found += self._split(segment, index, low, high, bits, split_bytes)
-        return found
+        return [replace(part, whole=True) for part in found] if include_settled else found
 
     def _split(
         self, segment: SegmentView, index: OffsetIndex, low: int, high: int, bits: bytes, split_bytes: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -172,6 +173,46 @@ def test_segment_removed_after_planning_is_data_loss(make_lake: Callable[..., An
         list(lake.read(options, parts))
     rows = [row["offset"] for row in lake.read(lake.options(failOnDataLoss="false"), parts)]
     assert rows == list(range(stop, 120))
+
+
+@pytest.mark.parametrize("kind", ["classic", "stream"])
+def test_segment_that_is_settled_and_removed_after_planning_is_no_loss_for_an_export(
+    make_lake: Callable[..., Any], kind: str
+) -> None:
+    """Consumers of a busy queue empty a segment while the export reads. A stream removes messages unread."""
+    lake = make_lake(4096, arguments=encode_table({"x-queue-type": kind}))
+    for _ in range(6):
+        lake.append(*(b"." * 190 for _ in range(20)))
+        lake.turn()
+    options = replace(lake.options(), settled_may_be_missing=True)
+    parts, whole = (offsets.batch_parts(replace(options, include_settled=each)) for each in (False, True))
+    stop = int(lake.names(".log")[2][:20])
+    lake.store.ack_range(0, stop - 1)
+    lake.settled()
+    lake.settled()
+    with pytest.raises(DataLoss, match="removed since the query was planned"):
+        list(lake.read(options, whole))
+    if kind == "stream":
+        with pytest.raises(DataLoss, match="removed since the query was planned"):
+            list(lake.read(options, parts))
+    else:
+        assert [row["offset"] for row in lake.read(options, parts)] == list(range(stop, 120))
+
+
+def test_settled_file_removed_after_the_listing_is_no_loss(make_lake: Callable[..., Any]) -> None:
+    lake = make_lake(4096, arguments=encode_table({}))
+    for _ in range(6):
+        lake.append(*(b"." * 190 for _ in range(20)))
+        lake.turn()
+    stop = int(lake.names(".log")[2][:20])
+    snapshot = lake.snapshot()
+    for segment in snapshot.segments[:2]:
+        segment.size = -1  # as if it was listed between the removal of the logs and that of their .settled files
+    lake.store.ack_range(0, stop - 1)
+    lake.settled()
+    lake.settled()
+    assert lake.names(".settled")[0][:20] == lake.names(".log")[0][:20] != "0" * 20
+    assert snapshot.losses(5, 120, include_settled=False) == []
 
 
 def test_records_acked_after_planning_are_still_read(make_lake: Callable[..., Any]) -> None:
