@@ -284,11 +284,25 @@ def _json_value(value: Any) -> Any:
             return value.isoformat()
         case dict():
             return {str(name): _json_value(each) for name, each in value.items()}
-        case list() if value and all(isinstance(each, tuple) for each in value):  # a map
+        case list() if value and all(isinstance(each, tuple) and len(each) == 2 for each in value):  # a map
             return {str(_json_value(name)): _json_value(each) for name, each in value}
         case list():
             return [_json_value(each) for each in value]
+        case (int(months), int(days), int(nanoseconds)):  # an interval
+            return _interval(months, days, nanoseconds // 1000)
     if hasattr(value, "to_integral_value"):  # Decimal: slow to import for all commands
         number = int(value) if value == value.to_integral_value() else float(value)
         return number if type(value)(repr(number)) == value else str(value)
     return str(value)
+
+
+def _interval(months: int, days: int, microseconds: int) -> str:
+    """Return an interval as DuckDB writes it, for instance `1 year 2 months 3 days 04:05:06.5`."""
+    sign = -1 if months < 0 else 1
+    counts = ((sign * (abs(months) // 12), "year"), (sign * (abs(months) % 12), "month"), (days, "day"))
+    parts = [f"{count} {name}{'s' if abs(count) != 1 else ''}" for count, name in counts if count]
+    if microseconds or not parts:
+        seconds, rest = divmod(abs(microseconds), 1_000_000)
+        minus, fraction = "-" if microseconds < 0 else "", f".{rest:06d}".rstrip("0") if rest else ""
+        parts.append(f"{minus}{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}{fraction}")
+    return " ".join(parts)

@@ -78,6 +78,22 @@ def test_values_of_all_types_are_written(ask):
     assert ask("SELECT {'k': [1, 2]} AS st, NULL AS n, 1.5::DOUBLE AS d")[1] == 'st\tn\td\n{"k":[1,2]}\t\t1.5\n'
 
 
+def test_intervals_are_those_of_duckdb(ask):
+    texts = (
+        "5 hours",
+        "-13 months",
+        "-3 days -04:05:06.5",
+        "0 days",
+        "14 months 1 day 100:00:00.000001",
+        "-1 day 2 hours",
+    )
+    values = ", ".join(f"INTERVAL '{text}'" for text in texts)
+    statement = f"SELECT i, i::VARCHAR AS s FROM (SELECT unnest([{values}]) AS i)"
+    found = json.loads(ask("--formatter", "json", statement)[1])
+    assert [row["i"] for row in found] == [row["s"] for row in found] and len(found) == len(texts)
+    assert ask(f"SELECT [{values}][1:2] AS l")[1] == 'l\n["05:00:00","-1 year -1 month"]\n'
+
+
 def test_no_digit_of_a_value_is_lost(ask):
     """JSON has them as text where a float would be another number."""
     times = "'2026-01-31 12:00:00.000001'::TIMESTAMP AS t"
