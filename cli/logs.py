@@ -12,6 +12,7 @@ import base64
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -309,7 +310,7 @@ def _plain(value: object) -> Any:
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, list):
         return [_plain(one) for one in value]
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value)):
         return value
     return str(value)
 

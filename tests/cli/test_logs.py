@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -46,10 +47,9 @@ class DataDirectory:
             function(*arguments)
 
     def fill(self) -> None:
+        headers = {"n": 7, "é": b"\xff", "no json": [math.inf]}
         properties = encode_properties(
-            Properties(
-                **{**NOTHING, "content_type": "text/plain", "delivery_mode": 2, "headers": {"n": 7, "é": b"\xff"}}
-            )
+            Properties(**{**NOTHING, "content_type": "text/plain", "delivery_mode": 2, "headers": headers})
         )
         for turn in range(20):
             for number in range(5):
@@ -117,7 +117,7 @@ def test_dump_equals_kafka_python(ctl: Ctl, data: DataDirectory) -> None:
     assert own_records[0]["properties"] == {
         "content_type": "text/plain",
         "delivery_mode": 2,
-        "headers": {"n": 7, "é": "\\xff"},
+        "headers": {"n": 7, "é": "\\xff", "no json": ["inf"]},
     }
     assert (own_records[-1]["body"], own_records[-1]["body_encoding"], own_records[-1]["properties"]) == (
         "/wAK",
