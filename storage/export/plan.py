@@ -298,7 +298,8 @@ class Snapshot:
         """Return the missing ranges in first <= offset < stop, as (first, last, reason)."""
         found: list[tuple[int, int, str]] = []
         if stop > self.end:
-            found.append((max(first, self.end), stop - 1, "the log ends before them"))
+            low = max(first, self.end)
+            found.append((low, max(low, stop - 1), "the log ends before them"))
         known = self.segments[0].base if self.segments else self.end
         missing = max(first, self.clean_end)
         if missing < min(known, stop) and not include_settled:

@@ -159,6 +159,8 @@ def test_end_offset_after_the_log_is_data_loss(lake: Any) -> None:
     with pytest.raises(DataLoss, match="offsets 2 to 8 are missing: the log ends before them"):
         lake.offsets(endingOffsets="9")
     assert lake.offsets(endingOffsets="9", failOnDataLoss="false") == [0, 1]
+    with pytest.raises(DataLoss, match="offsets 7 to 7 are missing: the log ends before them"):
+        lake.offsets(startingOffsets="7")
 
 
 def test_segment_removed_after_planning_is_data_loss(make_lake: Callable[..., Any]) -> None:
