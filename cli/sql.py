@@ -8,10 +8,13 @@ except with `pretty_table`, whose columns need all rows.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, time
 from importlib.util import find_spec
 from math import isfinite
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.cli.command import Context, command
@@ -126,7 +129,7 @@ def _query(context: Context, statement: str) -> None:
     import duckdb
 
     queues = _queues(context)
-    with tempfile.TemporaryDirectory(prefix="amqpctl-sql-") as directory:
+    with _signals() as seen, tempfile.TemporaryDirectory(prefix="amqpctl-sql-") as directory:
         settings = {**SETTINGS, "temp_directory": directory}
         with duckdb.connect(config=settings) as connection:
             connection.execute("SET TimeZone = 'UTC'")
@@ -137,12 +140,34 @@ def _query(context: Context, statement: str) -> None:
                     to_reader = getattr(result, "to_arrow_reader", None) or result.fetch_arrow_reader  # duckdb < 1.4
                     _write(context, to_reader(ROWS))
             except (duckdb.Error, OSError, RuntimeError, ValueError) as error:
+                if seen:
+                    raise KeyboardInterrupt from None  # DuckDB has replaced it by an error of its own
                 for table in tables:
                     if table.error is not None:
                         raise table.error from None
                 if not isinstance(error, duckdb.Error) and "Error: " not in str(error):
                     raise  # not from DuckDB, whose errors pyarrow raises as its own
                 raise Failure(DATA, _explained(context, str(error), queues)) from None
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """End a query at SIGINT and SIGTERM by a KeyboardInterrupt, so that temporary files are removed.
+
+    Yields: The signals that have arrived.
+    """
+    seen: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _register(context: Context, connection: Any, statement: str, queues: list[str]) -> list[QueueDataset]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 
@@ -206,6 +208,37 @@ def test_missing_package_is_named(package, monkeypatch, written):
     assert (code, wanted in err) == (69, True), err
     monkeypatch.setattr(command, "find_spec", lambda _: None)
     assert "sql needs the packages duckdb, pyarrow: " in call("--data-dir", written.data_dir, "sql", "SELECT 1")[2]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_a_query_and_leaves_no_temporary_files(written, tmp_path, number):
+    program = "import sys; from amqpd.cli.main import main; sys.argv[0] = 'amqpctl'; sys.exit(main())"
+    statement = "SELECT a.range FROM range(1000000000000) a, (FROM tasks LIMIT 1)"
+    call = [sys.executable, "-P", "-c", program, "--data-dir", written.data_dir, "sql", statement]
+    place = tmp_path / "temporary"
+    place.mkdir()
+    environment = {**os.environ, "TMPDIR": str(place)}
+    with subprocess.Popen(call, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout.read(5) == b"range"
+        assert len(list(place.iterdir())) == 1
+        running.send_signal(number)
+        _, err = running.communicate()
+    assert (running.returncode, err) == (130, b"")
+    assert list(place.iterdir()) == []
+
+
+def test_signal_within_duckdb_is_no_error_of_the_query(ask, monkeypatch):
+    """DuckDB replaces the KeyboardInterrupt by an error."""
+
+    def interrupted(context, reader):
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        raise RuntimeError("Query interrupted")
+
+    monkeypatch.setattr(command, "_write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ask("SELECT 1")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_end_of_the_reader_is_no_error(written):
