@@ -12,7 +12,7 @@ from amqpd.cli.erlang import term
 from amqpd.cli.errors import DATA, Failure, UsageError
 from amqpd.cli.formatters import BY_NAME, Row, aligned, compact, json_lines
 from amqpd.cli.options import GENERAL_NAMES, TIMEOUT_S, CommandLine
-from amqpd.cli.terminal import bold, visible_lines
+from amqpd.cli.terminal import bold, visible_lines, write_message
 
 MONITORING: Final = "Monitoring, observability and health checks"
 CONFIGURATION: Final = "Configuration and Environment"
@@ -132,7 +132,7 @@ class Context:
     def warn(self, text: str) -> None:
         """Write a line to standard error, except with --quiet."""
         if not self.line.quiet:
-            self.err.write(visible_lines(text) + "\n")
+            write_message(self.err, visible_lines(text) + "\n")
 
     def no_timeout(self) -> None:
         """Wait for the broker without limit, unless --timeout is given. For work that can take long."""

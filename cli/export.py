@@ -22,7 +22,7 @@ from amqpd.cli.client import quoted
 from amqpd.cli.command import Context, command
 from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, USAGE, Failure, UsageError
 from amqpd.cli.formatters import compact
-from amqpd.cli.terminal import StatusLine
+from amqpd.cli.terminal import StatusLine, write_message
 
 if TYPE_CHECKING:
     from amqpd.storage.export.engine import ExportEngine
@@ -139,10 +139,7 @@ def _export(context: Context, stopped: StopRequest) -> None:
     finally:
         progress.close()
     if total.rejected:
-        _note(
-            context,
-            f"{total.rejected:,} messages do not fit the payload: they are in {total.root}/_rejected",
-        )
+        context.warn(f"{total.rejected:,} messages do not fit the payload: they are in {total.root}/_rejected")
     if context.line.formatter == "json":
         found = {"batches": total.batches, "records": total.rows, "bytes": total.bytes, "waiting": total.lag}
         found |= {"rejected": total.rejected} if options.payload else {}
@@ -172,7 +169,7 @@ def _engine(context: Context, options: ExportOptions, progress: ProgressLines) -
         master=given.get("master", "local[*]"),
         memory=given.get("memory", "1g"),
         rows_in_jvm=bool(options.where) or options.is_database,
-        starting=lambda: _note(context, f"starting Spark; it logs into {options.checkpoint}/spark.log"),
+        starting=lambda: context.warn(f"starting Spark; it logs into {options.checkpoint}/spark.log"),
     )
 
 
@@ -202,7 +199,7 @@ class ProgressLines:
         """Write what the next batch waits for: once for each batch, as a line stays."""
         if not self._has_waited:
             self._has_waited = True
-            _note(self._context, f"{report.lag:,} wait, {wait_text(report)}")
+            self._context.warn(f"{report.lag:,} wait, {wait_text(report)}")
 
     def advance(self, rows: int, size_bytes: int) -> None:
         return
@@ -211,7 +208,7 @@ class ProgressLines:
         self._has_waited = False
         counts = f"{report.rows:,} records, {formatted_size(report.bytes)}, {_rate(report)}"
         rejected = f", {report.rejected:,} rejected" if report.rejected else ""
-        _note(self._context, f"batch {report.batch}: {counts}, {report.lag:,} wait{rejected}")
+        self._context.warn(f"batch {report.batch}: {counts}, {report.lag:,} wait{rejected}")
 
     def close(self) -> None:
         return
@@ -291,7 +288,8 @@ class StopRequest:
         if self.seen:
             raise KeyboardInterrupt
         self.seen = True
-        sys.stderr.write(self._text + "\n")
+        if sys.stderr is not None:  # it was closed at the start
+            write_message(sys.stderr, self._text + "\n")
 
     def __call__(self) -> bool:
         return self.seen
@@ -527,11 +525,6 @@ def look_for_packages(context: Context, to: str, kind: str) -> None:
 
 def _list(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _note(context: Context, text: str) -> None:
-    context.warn(text)
-    context.err.flush()
 
 
 def _batches(count: int) -> str:

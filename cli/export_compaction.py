@@ -71,7 +71,6 @@ class _Progress:
         text = f"{report.merged:,} files merged into {report.written:,}, {report.waiting:,} wait"
         if not self._context.err.isatty():
             self._context.warn(text)
-            self._context.err.flush()
         elif not self._context.line.quiet and self._status.is_due:
             self._status.write(text)
 

@@ -26,7 +26,7 @@ from amqpd.cli.commands import COMMANDS, PLUGIN_COMMANDS
 from amqpd.cli.errors import INTERRUPTED, IO_ERROR, OK, USAGE, AppRuns, AppStopped, Failure, UnknownCommand, UsageError
 from amqpd.cli.formatters import compact
 from amqpd.cli.options import PLUGINS, SPECIFIC, TIMEOUT_S, CommandLine, Option, check_options, otherwise, parse, where
-from amqpd.cli.terminal import bold, red, visible_lines
+from amqpd.cli.terminal import bold, red, visible_lines, write_message
 
 
 class Tool(NamedTuple):
@@ -159,7 +159,7 @@ def run(
         return _run(TOOLS[program], arguments, out, err, stdin, environment)
     except Failure as failure:
         out.flush()
-        err.write(_shown(failure, err) + "\n")
+        write_message(err, _shown(failure, err) + "\n")
         return failure.exit_code
 
 
@@ -206,13 +206,13 @@ def _run(
     except Failure as failure:
         out.flush()
         if command.has_json_errors and line.formatter == "json":
-            err.write(compact({"result": "error", "node": node, "message": failure.text}) + "\n")
+            write_message(err, compact({"result": "error", "node": node, "message": failure.text}) + "\n")
             return failure.exit_code
         if not isinstance(failure, UsageError | AppStopped | AppRuns):
             raise
         given = f"Arguments given:\n\t{_without_passwords(arguments, command)}"
         usage = f"{bold('Usage', err)}\n\n{command.usage_of(tool.name)}"
-        err.write(f"{_shown(failure, err)}\n{given}\n\n{usage}\n")
+        write_message(err, f"{_shown(failure, err)}\n{given}\n\n{usage}\n")
         return failure.exit_code
     finally:
         client.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from contextlib import suppress
 from typing import Final, TextIO
 
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
@@ -56,6 +57,15 @@ def red(text: str, out: TextIO) -> str:
 
 def _styled(text: str, out: TextIO, code: str) -> str:
     return f"\x1b[{code}m{text}\x1b[0m" if out.isatty() and not os.environ.get("NO_COLOR") else text
+
+
+def write_message(err: TextIO, text: str) -> None:
+    """Write to standard error, and flush it. If its reader has ended or its disk is full, the text is lost, and the
+    command continues.
+    """
+    with suppress(OSError):
+        err.write(text)
+        err.flush()
 
 
 class StatusLine:

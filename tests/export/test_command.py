@@ -130,6 +130,22 @@ def test_full_disk_shows_no_password_of_a_database(tmp_path, monkeypatch):
     assert (code, "/c or postgresql://db/lake is full" in text, "secret" in text) == (69, True, False), text
 
 
+class ClosedPipe(io.StringIO):
+    """Standard error whose reader has ended."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+def test_end_of_the_reader_of_standard_error_ends_no_export(written, tmp_path):
+    start = ("--data-dir", written.data_dir, "export", "--queue", "tasks", "--to", str(tmp_path / "lake"))
+    out = io.StringIO()
+    assert run([*start, "--batch", "1500"], out, ClosedPipe(), io.StringIO(), {}) == 0
+    assert out.getvalue().startswith("Exported 4,000 records, ")
+    assert run([*start, "--format", "json"], out, ClosedPipe(), io.StringIO(), {}) == 64
+    assert run([*start, "--formatter", "json", "--batch", "x"], out, ClosedPipe(), io.StringIO(), {}) == 64
+
+
 def test_missing_queue_or_data_directory_is_an_error(written, tmp_path):
     where = ("--data-dir", written.data_dir, "--to", str(tmp_path / "lake"))
     code, text = call(*where, "--queue", "none")
