@@ -87,7 +87,7 @@ SPECIFIC: Final = (
     Option("columns", "<names>", "columns to export, separated by commas; docs/export.md lists them"),
     Option("table", "<name>", "table of a database (default amqp_messages) or of Iceberg (default amqp.messages)"),
     Option("name", "<name>", "name of the export, as in x-export (default export)"),
-    Option("batch", "<number>", "number of offsets in a batch (default 1000000; 100000 for delta and databases)"),
+    Option("batch", "<number>", "number of offsets in a batch (default 1000000; 100000 for databases)"),
     Option("file-size", "<MB>", "size of merged files in MB (default 128)"),
     Option("share", "", "work at one export with other processes, also on other machines, which have this option too"),
     Option("take-over-after", "<seconds>", "with --share: others take over its batch if it is silent (default 30)"),
