@@ -396,8 +396,13 @@ class ExportJob:
             finally:
                 self.engine.close()
             if is_reachable:
-                total.lag = sum(span.end - span.first for span in self._spans(ledger, None))
-                self._commit_holds(ledger)
+                try:
+                    total.lag = sum(span.end - span.first for span in self._spans(ledger, None))
+                    self._commit_holds(ledger)
+                except BrokerUnreachable as error:
+                    if not self.stopped():
+                        raise
+                    logger.warning("%s; what waits is not known", error)  # the machine stops both
             total.batch = ledger.state.batch
             total.root = target.root(options.to)
         total.seconds = time.monotonic() - started

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,6 +14,7 @@ import pytest
 from amqpd.cli.main import run as run_command
 from amqpd.storage.export import job as job_module
 from amqpd.storage.export.engine import PyarrowEngine, spread
+from amqpd.storage.export.files import BrokerUnreachable
 from amqpd.storage.export.job import BatchTrigger, ExportJob, ExportOptions
 from amqpd.storage.export.plan import LogPartition
 
@@ -157,6 +159,25 @@ def test_age_ends_the_wait(written, tmp_path, monkeypatch):
     ExportJob(wanted, PyarrowEngine(), following.batches.append, stopped, waits=following.waits.append).run()
     assert [batch.rows for batch in following.batches] == [4001, 1]
     assert following.waits and max(each.wait_s for each in following.waits) < 0.021  # rounded
+
+
+def test_stop_together_with_the_broker_is_no_error(written, tmp_path, monkeypatch, caplog):
+    """A machine that is shut down stops both."""
+    spans = ExportJob._spans
+
+    def unreachable_at_the_end(self, ledger, limit):
+        if limit is None:
+            raise BrokerUnreachable("the broker does not answer")
+        return spans(self, ledger, limit)
+
+    monkeypatch.setattr(ExportJob, "_spans", unreachable_at_the_end)
+    source, places = {"path": written.data_dir}, (str(tmp_path / "lake"), str(tmp_path / "check"))
+    batches = []
+    wanted = ExportOptions(source, "/", "tasks", *places, follow=True)
+    assert ExportJob(wanted, PyarrowEngine(), batches.append, lambda: bool(batches)).run().rows == 4000
+    with pytest.raises(BrokerUnreachable):
+        ExportJob(replace(wanted, follow=False), PyarrowEngine(), batches.append, lambda: False).run()
+    assert "the broker does not answer; what waits is not known" in caplog.text
 
 
 def test_database_does_not_wait(tmp_path):
