@@ -269,7 +269,8 @@ class Database(ExportTarget):
 
         self.ledger = ledger
         try:
-            self.database: Engine = create_engine(url)
+            # With --follow hours may pass between two batches, and servers and firewalls close idle connections.
+            self.database: Engine = create_engine(url, pool_pre_ping=True)
         except ImportError as error:
             raise TargetError(f"--to: the database's driver is not installed: {error}") from error
         except (ArgumentError, NoSuchModuleError) as error:

@@ -58,6 +58,22 @@ def test_database_gets_utc_in_any_time_zone(zone: str, tmp_path: Path) -> None:
     assert datetime.fromisoformat(found).replace(tzinfo=UTC) == datetime.fromtimestamp(ARRIVED_US / 1e6, UTC)
 
 
+def test_connection_that_the_server_has_closed_is_opened_again(tmp_path: Path) -> None:
+    """An export with --follow may have no message for hours."""
+    ledger = ExportCheckpoint(tmp_path / "check", {})
+    target = Database(f"sqlite:///{tmp_path}/lake.db", "tasks", COLUMNS, ledger)
+    engine: Any = SimpleNamespace(dicts=lambda rows: iter([{"offset": 7, "timestamp": None, "value": b"x"}]))
+    for batch in (1, 2):
+        target.write(engine, ExportRows(reads=(), columns=()), Progress(batch, {}), "label")
+        with target.database.connect() as connection:
+            idle: Any = connection.connection.dbapi_connection
+        idle.close()
+    with target.database.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM tasks")).scalar() == 2
+    target.close()
+    ledger.close()
+
+
 def test_staged_files_stay_while_the_state_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk refuses the state after an upload. The next run uploads the files again."""
     ledger = ExportCheckpoint(tmp_path / "check", {})
