@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 CHUNK_ROWS: Final = 5000
 LABEL_MAX: Final = 120  # a file name has at most 255 bytes, which includes the offsets
 _PART: Final = re.compile(r"part-(\d+)-[0-9a-f-]{32,36}(?:[-.]c(\d+))?\.[a-z0-9.]+")
-_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]")
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]|^[_.]")
+"""Characters that no file name should have. Readers leave out names that begin with a dot or _."""
 
 
 class TargetError(Exception):
@@ -365,9 +366,11 @@ def _tables(name: str, columns: list[tuple[str, str]]) -> tuple[Table, Table]:
 
 
 def file_label(name: str) -> str:
-    """Return a queue's or vhost's name as the start of a file name: valid in all file systems, and not hidden."""
+    """Return a queue's or vhost's name as the start of a file name: valid in all file systems, and not hidden.
+
+    Two names have two labels: the label also tells whether a target has the queue's messages already.
+    """
     label = _UNSAFE.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
-    label = label.lstrip("._") or "queue"
     if len(label) <= LABEL_MAX:
         return label
     return f"{label[: LABEL_MAX - 17]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"

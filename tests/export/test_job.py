@@ -446,8 +446,10 @@ def test_move_between_file_systems_copies(tmp_path, monkeypatch):
 def test_file_label_is_a_safe_short_name():
     assert file_label("orders") == "orders"
     assert file_label("a/b c") == "a%2Fb%20c"
-    assert file_label("_hidden") == "hidden"
-    assert file_label("...") == "queue"
+    assert file_label("_hidden") == "%5Fhidden"
+    assert file_label("...") == "%2E.."
+    labels = [file_label(name) for name in ("orders", ".orders", "_orders", "..orders", "%2Eorders")]
+    assert len(set(labels)) == len(labels) and not any(each.startswith((".", "_")) for each in labels)
     assert file_label("ä") == "%C3%A4"
     long = [file_label("/" * 200 + end) for end in "ab"]
     assert [len(each) for each in long] == [120, 120]
