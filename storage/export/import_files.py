@@ -228,7 +228,7 @@ def _object(where: str, line: bytes) -> dict[str, Any]:
 def _csv(path: Path, skip: int) -> Iterator[_Columns]:
     csv.field_size_limit(1 << 30)
     size = max(1, path.stat().st_size)
-    with path.open("rb") as raw, TextIOWrapper(raw, "utf-8", newline="") as file:
+    with path.open("rb") as raw, TextIOWrapper(raw, "utf-8-sig", newline="") as file:
         lines = csv.DictReader(file, strict=True)
         try:
             for _ in islice(lines, skip):

@@ -172,6 +172,14 @@ def test_wrong_columns_of_parquet_are_named(tmp_path, columns, words):
         list(read_rows(tmp_path / "a.parquet", "", 0))
 
 
+@pytest.mark.parametrize(("name", "text"), [("a.csv", "value,routing_key\na,b\n"), ("a.json", '{"value": "a"}\n')])
+def test_byte_order_mark_is_no_part_of_a_name(tmp_path, name, text):
+    """Excel begins its CSV files with one."""
+    (tmp_path / name).write_text("\ufeff" + text, "utf-8")
+    (found,) = read_rows(tmp_path / name, "", 0)
+    assert (found.columns["value"], found.share) == (["a"], 1.0)
+
+
 def test_blank_lines_are_no_rows(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('\n{"value": "0"}\n \n{"value": "1"}\r\n\r\n')
