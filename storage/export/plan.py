@@ -200,6 +200,7 @@ class Snapshot:
         if segment.swap:
             return OffsetIndex()
         index = OffsetIndex(self.files.read(segment_name(segment.base) + ".index"))
+        index.truncate(segment.size)  # the active segment may have grown since it was listed
         if index.plausible(segment.size):
             return index
         name = segment_name(segment.base)

@@ -212,3 +212,18 @@ def test_wrong_index_does_not_change_the_result(make_lake: Callable[..., Any], d
         lake.filesystem.unlink(f"{lake.place}/{name}")
     assert lake.offsets(splitBytes="50000") == list(range(150))
     assert lake.offsets(splitBytes="50000", startingOffsets="77", endingOffsets="131") == list(range(77, 131))
+
+
+def test_index_of_a_log_that_has_grown_since_it_was_listed_is_used(lake: Any, caplog: Any) -> None:
+    def fill() -> None:
+        for _ in range(5):
+            lake.append(*(b"." * 1000 for _ in range(10)))
+            lake.turn()
+
+    fill()
+    snapshot = lake.snapshot()
+    wanted = [snapshot.log_bytes(first) for first in (0, 25, 49)]
+    fill()
+    assert [snapshot.log_bytes(first) for first in (0, 25, 49)] == wanted
+    assert [(part.first, part.stop) for part in snapshot.parts(25, 50, split_bytes=1)] == [(25, 30), (30, 40), (40, 50)]
+    assert "is wrong" not in caplog.text
