@@ -47,7 +47,7 @@ from amqpd.storage.export.decode import (
     scan_headers,
     scan_properties,
 )
-from amqpd.storage.export.files import LogFiles
+from amqpd.storage.export.files import LogFiles, MissingQueue
 from amqpd.storage.export.plan import DataLoss, LogPartition, Snapshot
 from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, crc_fits, decompressed
 from amqpd.storage.log.record import BadRecord, Record
@@ -596,14 +596,21 @@ def batches(options: ReadOptions, part: LogPartition, schema: Any = None) -> Ite
     Args:
         schema: See `Decoder`; its columns, instead of those of the options.
     """
-    decoder = Decoder(part.queue.vhost, part.queue.queue, options.columns if schema is None else schema.names, schema)
-    with closing(options.source.open(part.queue)) as files:
-        yield from PartReader(
+    queue = part.queue
+    decoder = Decoder(queue.vhost, queue.queue, options.columns if schema is None else schema.names, schema)
+    with closing(options.source.open(queue)) as files:
+        reader = PartReader(
             files,
             part,
             decoder,
             batch_rows=options.batch_rows,
             check_crc=options.check_crc,
             fail_on_data_loss=options.fail_on_data_loss,
-            settled_may_be_missing=options.settled_may_be_missing,
-        ).batches()
+            settled_may_be_missing=options.is_job,
+        )
+        try:
+            yield from reader.batches()
+        except MissingQueue as error:
+            if not options.is_job:
+                raise
+            logger.warning("queue '%s' was deleted during its export: %s", queue.queue, error)

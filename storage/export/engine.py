@@ -81,7 +81,7 @@ class ExportRows:
         """Return the options to read parts with, and the parts. Raises DataLoss, SourceError, OSError."""
         parsed = [parse({**read, "splitBytes": str(PART_BYTES)}) for read in self.reads]
         parts = [part for each in parsed for part in batch_parts(each)]
-        return replace(parsed[0], columns=self.columns, settled_may_be_missing=True), parts
+        return replace(parsed[0], columns=self.columns, is_job=True), parts
 
 
 class ExportEngine(ABC):

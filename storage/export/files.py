@@ -222,6 +222,7 @@ class _Directory(LogFiles):
                         found[entry.name] = entry.stat().st_size
                     except FileNotFoundError:
                         continue  # removed while listing
+            os.stat(self._path)  # a deleted queue's directory is renamed before its files are removed
         except FileNotFoundError:
             raise MissingQueue(f"{self._path} does not exist any more: the queue was deleted") from None
         return found

@@ -45,8 +45,10 @@ def snapshots(options: ReadOptions, stack: ExitStack) -> dict[str, Snapshot]:
 def _snapshot(files: LogFiles, queue: QueueName) -> Snapshot:
     for _ in range(_LISTS_MAX):
         with suppress(FileNotFoundError):  # a segment was removed since its directory was listed
-            return Snapshot(files, queue)
-    return Snapshot(files, queue)
+            found = Snapshot(files, queue)
+            if found.end >= found.mark:
+                return found
+    return Snapshot(files, queue)  # the end of a copy may be missing
 
 
 def key_of(vhost: str, queue: str) -> str:

@@ -96,7 +96,7 @@ class ReadOptions:
     batch_rows: int
     columns: tuple[str, ...]
     check_crc: bool
-    settled_may_be_missing: bool = False  # messages that are settled and removed since the plan: see PartReader
+    is_job: bool = False  # what was settled and removed, or whose queue was deleted, since the plan is no error
 
     def queues(self) -> list[QueueName]:
         """Return the selected queues that exist. Raises SourceError."""

@@ -109,13 +109,15 @@ class Snapshot:
     Raises: SourceError, OSError; FileNotFoundError if a segment is removed meanwhile.
 
     Attributes:
-        sizes: The listing: the size of every file by name.
+        mark: The high watermark before the listing.
+        sizes: The listing: the size of every file by name. A list is not made at one moment: if segments are removed
+            and begun meanwhile, the newest may be missing in it. Then `end` is below `mark`.
     """
 
     def __init__(self, files: LogFiles, queue: QueueName) -> None:
         self.queue = queue
         self.files = files
-        mark = self._high_watermark()
+        mark = self.mark = self._high_watermark()
         sizes = self.sizes = self.files.sizes()
         bases = _bases(sizes)
         if any(name.endswith(".log.deleted") for name in sizes) and any(_log_size(sizes, base) < 0 for base in bases):

@@ -195,7 +195,7 @@ class Lake:
                     batch_rows=options.batch_rows,
                     check_crc=options.check_crc,
                     fail_on_data_loss=options.fail_on_data_loss,
-                    settled_may_be_missing=options.settled_may_be_missing,
+                    settled_may_be_missing=options.is_job,
                 )
                 for batch in reader.batches():
                     batch.validate(full=True)

@@ -186,7 +186,7 @@ def test_segment_that_is_settled_and_removed_after_planning_is_no_loss_for_an_ex
     for _ in range(6):
         lake.append(*(b"." * 190 for _ in range(20)))
         lake.turn()
-    options = replace(lake.options(), settled_may_be_missing=True)
+    options = replace(lake.options(), is_job=True)
     parts, whole = (offsets.batch_parts(replace(options, include_settled=each)) for each in (False, True))
     stop = int(lake.names(".log")[2][:20])
     lake.store.ack_range(0, stop - 1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amqpd.storage.export import offsets
+from amqpd.storage.export.arrow import batches
 from amqpd.storage.export.files import DirectorySource, MissingQueue, QueueName
 from amqpd.storage.export.options import ReadOptions, parse
 from amqpd.storage.export.plan import DataLoss
@@ -124,6 +128,16 @@ def test_queue_deleted_since_the_list_was_made_is_left_out(written: Any, monkeyp
         files.sizes()
 
 
+def test_queue_deleted_while_it_is_read_ends_queries_and_no_export(written: Any, caplog: Any) -> None:
+    options = parse({"path": written.data_dir, "queue": "tasks"})
+    (*_, part) = offsets.batch_parts(options)
+    shutil.rmtree(written.place)
+    with pytest.raises(MissingQueue):
+        list(batches(options, part))
+    assert list(batches(replace(options, is_job=True), part)) == []
+    assert "queue 'tasks' was deleted during its export" in caplog.text
+
+
 def test_deleted_queue_is_not_listed_while_its_files_are_removed(written: Any) -> None:
     source = DirectorySource(written.data_dir)
     assert [each.queue for each in source.queues("/")] == ["tasks"]
@@ -154,6 +168,43 @@ def test_segment_removed_since_the_list_was_made_ends_no_look(
     failing.append(True)
     assert wanted.log_bytes(5) == wanted.log_bytes(0)  # the next look is exact
     assert not failing
+
+
+def test_list_that_lacks_the_newest_segment_is_made_again(
+    make_lake: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory is not listed at one moment: the log seems to end before offsets that are exported."""
+    lake = make_lake(4096)
+    for _ in range(6):
+        lake.append(*(b"." * 190 for _ in range(20)))
+        lake.turn()
+    kind: Any = type(lake.source().open(lake.name))
+    sizes, lists = kind.sizes, []
+
+    def sizes_without_newest_at_first(files: Any) -> dict[str, int]:
+        found: dict[str, int] = sizes(files)
+        lists.append(found)
+        newest = max(name[:20] for name in found if name.endswith(".log"))
+        return found if len(lists) > 1 else {name: found[name] for name in found if name[:20] != newest}
+
+    monkeypatch.setattr(kind, "sizes", sizes_without_newest_at_first)
+    assert offsets.latest(lake.options()) == at(lake, 120)
+    assert len(lists) == 2
+
+
+def test_queue_deleted_while_it_is_listed_is_missing(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its directory is renamed, then its files are removed: the list has some of them."""
+    (name,) = DirectorySource(written.data_dir).queues("/")
+    real = os.scandir
+
+    def scandir(path: str) -> Any:
+        found = real(path)
+        Path(path).rename(f"{path}.deleted")
+        return found
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with closing(DirectorySource(written.data_dir).open(name)) as files, pytest.raises(MissingQueue):
+        files.sizes()
 
 
 def test_records_removed_before_the_checkpoint_are_data_loss(make_lake: Callable[..., Any]) -> None:
