@@ -48,7 +48,7 @@ from amqpd.storage.export.decode import (
     scan_properties,
 )
 from amqpd.storage.export.files import LogFiles, MissingQueue
-from amqpd.storage.export.plan import DataLoss, LogPartition, Snapshot
+from amqpd.storage.export.plan import DataLoss, LogPartition, snapshot_of
 from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, crc_fits, decompressed
 from amqpd.storage.log.record import BadRecord, Record
 from amqpd.storage.log.segment import OffsetIndex, segment_name
@@ -426,7 +426,7 @@ class PartReader:
         """Plan the rest of the part again and yield it. Messages that were settled in the first plan stay settled."""
         part = self._part
         first = max(part.first, self._found.expected)
-        snapshot = Snapshot(self._files, part.queue)
+        snapshot = snapshot_of(self._files, part.queue)
         is_loss = part.whole or not self._settled_may_be_missing
         for low, high, reason in snapshot.losses(first, part.stop, include_settled=is_loss):
             self._report_loss(low, high, f"{reason} since the query was planned")

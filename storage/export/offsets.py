@@ -11,16 +11,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
-from amqpd.storage.export.files import LogFiles, MissingQueue, QueueName
+from amqpd.storage.export.files import MissingQueue
 from amqpd.storage.export.options import EARLIEST, LATEST, BadOption, ReadOptions
-from amqpd.storage.export.plan import DataLoss, LogPartition, Snapshot, split_size
+from amqpd.storage.export.plan import DataLoss, LogPartition, Snapshot, snapshot_of, split_size
 
 logger = logging.getLogger(__name__)
 
 StreamOffset: TypeAlias = dict[str, dict[str, object]]
-_LISTS_MAX: Final = 4
 
 
 @dataclass(frozen=True)
@@ -38,17 +37,8 @@ def snapshots(options: ReadOptions, stack: ExitStack) -> dict[str, Snapshot]:
     for queue in options.queues():
         files = stack.enter_context(closing(options.source.open(queue)))
         with suppress(MissingQueue):  # it was deleted since the list was made
-            found[key_of(options.vhost, queue.queue)] = _snapshot(files, queue)
+            found[key_of(options.vhost, queue.queue)] = snapshot_of(files, queue)
     return found
-
-
-def _snapshot(files: LogFiles, queue: QueueName) -> Snapshot:
-    for _ in range(_LISTS_MAX):
-        with suppress(FileNotFoundError):  # a segment was removed since its directory was listed
-            found = Snapshot(files, queue)
-            if found.end >= found.mark:
-                return found
-    return Snapshot(files, queue)  # the end of a copy may be missing
 
 
 def key_of(vhost: str, queue: str) -> str:

@@ -42,6 +42,7 @@ from amqpd.storage.queue_json import read_description
 logger = logging.getLogger(__name__)
 
 SPLIT_BYTES = 32 << 20
+_LISTS_MAX = 4
 _SUFFIXES = (".log", ".settled", ".log.swap")
 
 
@@ -140,9 +141,6 @@ class Snapshot:
             last.end = min(last.end, self._complete_end(last))
         self.end = self.segments[-1].end if self.segments else mark
         self.start = next((each.base for each in self.segments if each.size >= 0), self.end)
-
-    def close(self) -> None:
-        self.files.close()
 
     def _swap_segments(self, sizes: dict[str, int]) -> list[SegmentView]:
         """Return the `.log.swap` segments with the bases of the segments that they replace, their own included.
@@ -412,6 +410,19 @@ class Snapshot:
             self.transient_start,
             segment.swap,
         )
+
+
+def snapshot_of(files: LogFiles, queue: QueueName) -> Snapshot:
+    """Return a snapshot of a log that a broker may use: it is made again if segments are removed meanwhile.
+
+    Raises: SourceError, OSError.
+    """
+    for _ in range(_LISTS_MAX):
+        with suppress(FileNotFoundError):
+            found = Snapshot(files, queue)
+            if found.end >= found.mark:
+                return found
+    return Snapshot(files, queue)  # the end of a copy may be missing
 
 
 def _bases(sizes: dict[str, int]) -> list[int]:

@@ -22,7 +22,7 @@ from amqpd.storage.export.arrow import TIMESTAMP, TYPES, batches
 from amqpd.storage.export.offsets import Bounds, batch_parts
 from amqpd.storage.export.options import Offsets, ReadOptions
 from amqpd.storage.export.payload import ERROR, PAYLOAD, PayloadFormat, payload_columns, with_payload
-from amqpd.storage.export.plan import Snapshot
+from amqpd.storage.export.plan import snapshot_of
 
 ORDER: Final = (
     "offset", "timestamp", "exchange", "routing_key", "value", "properties", "headers", "vhost", "queue",
@@ -115,7 +115,8 @@ class QueueDataset(ds.Dataset):  # type: ignore[misc]
         options = self._options
         queues = options.queues()
         options.require(queues)
-        with closing(Snapshot(options.source.open(queues[0]), queues[0])) as snapshot:
+        with closing(options.source.open(queues[0])) as files:
+            snapshot = snapshot_of(files, queues[0])
             self._options = replace(options, ending=Offsets(snapshot.end, {}))
         self._has_end = True
 
