@@ -100,7 +100,7 @@ class LogFiles(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close open files or connections."""
+        """Close open files or connections. They are opened again when they are needed."""
 
     def read(self, name: str) -> bytes:
         """Return a whole (small) file; empty if it does not exist."""

@@ -587,6 +587,7 @@ class ExportJob:
                 whole = file_name(self.options.name) in snapshot.sizes
                 end = max(first, end)
                 log_bytes = snapshot.log_bytes(first) if self.options.follow and end > first else 0
+                offsets.close_if_many(snapshot.files, len(snapshots))
                 result.append(OffsetSpan(snapshot.queue, first, end, end, whole, log_bytes))
         if limit is None:
             return result

@@ -11,15 +11,17 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from amqpd.storage.export.files import MissingQueue
+from amqpd.storage.export.files import LogFiles, MissingQueue
 from amqpd.storage.export.options import EARLIEST, LATEST, BadOption, ReadOptions
 from amqpd.storage.export.plan import DataLoss, LogPartition, Snapshot, snapshot_of, split_size
 
 logger = logging.getLogger(__name__)
 
 StreamOffset: TypeAlias = dict[str, dict[str, object]]
+OPEN_MAX: Final = 64
+"""Queues whose files or connections stay open between two looks. By default a process may have 1,024 of them."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,19 @@ class Range:
 def snapshots(options: ReadOptions, stack: ExitStack) -> dict[str, Snapshot]:
     """Open a snapshot of every selected queue that exists, by its key in a stream's offsets. `stack` closes them."""
     found: dict[str, Snapshot] = {}
-    for queue in options.queues():
+    queues = options.queues()
+    for queue in queues:
         files = stack.enter_context(closing(options.source.open(queue)))
         with suppress(MissingQueue):  # it was deleted since the list was made
             found[key_of(options.vhost, queue.queue)] = snapshot_of(files, queue)
+        close_if_many(files, len(queues))
     return found
+
+
+def close_if_many(files: LogFiles, count: int) -> None:
+    """Close the files of one of `count` queues after a look, if there are many. The next look opens them again."""
+    if count > OPEN_MAX:
+        files.close()
 
 
 def key_of(vhost: str, queue: str) -> str:
@@ -68,6 +78,7 @@ def batch_parts(options: ReadOptions, within: Bounds = UNBOUNDED) -> list[LogPar
         for snapshot in found:
             first, stop = _starting(options, snapshot, EARLIEST), _ending(options, snapshot)
             ranges.append(_within(within, snapshot, first, max(first, stop)))
+            close_if_many(snapshot.files, len(found))
         return _parts(options, ranges)
 
 
@@ -107,15 +118,16 @@ def _resolve(snapshot: Snapshot, offset: int) -> int:
 
 def _parts(options: ReadOptions, ranges: list[Range]) -> list[LogPartition]:
     def split(size: int) -> list[LogPartition]:
+        found: list[LogPartition] = []
         settled = options.include_settled
-        return [
-            part
-            for each in ranges
-            for part in each.snapshot.parts(each.first, each.stop, split_bytes=size, include_settled=settled)
-        ]
+        for each in ranges:
+            found += each.snapshot.parts(each.first, each.stop, split_bytes=size, include_settled=settled)
+            close_if_many(each.snapshot.files, len(ranges))
+        return found
 
     for each in ranges:
         _check(options, each)
+        close_if_many(each.snapshot.files, len(ranges))
     whole = split(1 << 62) if options.parts_min > 1 else []
     return split(split_size([part.size_bytes for part in whole], options.split_bytes, options.parts_min))
 
@@ -139,11 +151,13 @@ def initial(options: ReadOptions) -> StreamOffset:
     """Return the first offsets of a new stream: by default the ends of the queues, as in Kafka's source. Raises as
     `batch_parts`.
     """
+    result: StreamOffset = {}
     with ExitStack() as stack:
-        return {
-            key: {"id": snapshot.queue.id, "offset": min(_starting(options, snapshot, LATEST), snapshot.end)}
-            for key, snapshot in snapshots(options, stack).items()
-        }
+        found = snapshots(options, stack)
+        for key, snapshot in found.items():
+            result[key] = {"id": snapshot.queue.id, "offset": min(_starting(options, snapshot, LATEST), snapshot.end)}
+            close_if_many(snapshot.files, len(found))
+    return result
 
 
 def latest(options: ReadOptions) -> StreamOffset:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -16,9 +17,12 @@ from hypothesis import strategies as st
 
 from amqpd.storage.export import offsets
 from amqpd.storage.export.arrow import batches
+from amqpd.storage.export.engine import PyarrowEngine
 from amqpd.storage.export.files import DirectorySource, MissingQueue, QueueName
+from amqpd.storage.export.job import ExportJob, ExportOptions, ExportReport
 from amqpd.storage.export.options import ReadOptions, parse
 from amqpd.storage.export.plan import DataLoss
+from amqpd.storage.filesystem import FileSystem
 
 KEY = "//tasks"
 
@@ -136,6 +140,28 @@ def test_queue_deleted_while_it_is_read_ends_queries_and_no_export(written: Any,
         list(batches(options, part))
     assert list(batches(replace(options, is_job=True), part)) == []
     assert "queue 'tasks' was deleted during its export" in caplog.text
+
+
+def test_many_queues_need_few_descriptors(
+    make_lake: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vhost may have more queues than a process may have open files."""
+    lake = make_lake(4096, FileSystem(), str(tmp_path / "data"))
+    for _ in range(3):
+        lake.append(*(b"." * 190 for _ in range(20)))
+        lake.turn()
+    names = [QueueName("/", f"q{number}", lake.queue_id, lake.place) for number in range(100)]
+    monkeypatch.setattr(DirectorySource, "queues", lambda self, vhost: names)
+    monkeypatch.setattr(offsets, "OPEN_MAX", 5)
+    source, places = {"path": lake.data_dir}, (str(tmp_path / "lake"), str(tmp_path / "check"))
+    wanted = ExportOptions(source, "/", None, *places, start="2000-01-01", follow=True, max_batch_age_s=0)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 40, before[1]))
+    try:
+        batches: list[ExportReport] = []
+        assert ExportJob(wanted, PyarrowEngine(), batches.append, lambda: bool(batches)).run().rows == 6000
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_deleted_queue_is_not_listed_while_its_files_are_removed(written: Any) -> None:
