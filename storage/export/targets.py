@@ -288,13 +288,14 @@ class Database(ExportTarget):
         try:
             self._prepare()
             with self.database.begin() as connection:
-                if self.database.dialect.name == "postgresql":
+                is_postgresql = self.database.dialect.name == "postgresql"
+                if is_postgresql:
                     # A column without a zone, in a table made by an operator, gets the session's time.
                     connection.execute(text("SET LOCAL TIME ZONE 'UTC'"))
                 progress.rows = progress.bytes = 0
                 chunk: list[dict[str, Any]] = []
                 for row in engine.dicts(rows):
-                    chunk.append(row)
+                    chunk.append(_without_nul(row) if is_postgresql else row)
                     progress.rows += 1
                     progress.bytes += len(chunk[-1].get("value") or b"")
                     if len(chunk) == CHUNK_ROWS:
@@ -326,6 +327,11 @@ class Database(ExportTarget):
 
     def close(self) -> None:
         self.database.dispose()
+
+
+def _without_nul(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row whose texts have U+FFFD in place of NUL, which PostgreSQL refuses. JSON has escapes for it."""
+    return {key: value.replace("\0", "\ufffd") if isinstance(value, str) else value for key, value in row.items()}
 
 
 def _tables(name: str, columns: list[tuple[str, str]]) -> tuple[Table, Table]:

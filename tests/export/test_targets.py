@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.dialects import mssql, mysql, oracle, postgresql, sqlite
 from sqlalchemy.dialects.mysql import mariadb
 
@@ -70,6 +70,24 @@ def test_connection_that_the_server_has_closed_is_opened_again(tmp_path: Path) -
         idle.close()
     with target.database.connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM tasks")).scalar() == 2
+    target.close()
+    ledger.close()
+
+
+def test_postgresql_gets_no_nul_in_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses such a text, so that one message would end each run."""
+    ledger = ExportCheckpoint(tmp_path / "check", {})
+    target = Database("sqlite://", "tasks", [("value", "binary"), ("routing_key", "string")], ledger)
+    monkeypatch.setattr(target.database.dialect, "name", "postgresql")
+
+    @event.listens_for(target.database, "before_cursor_execute", retval=True)
+    def replaced(connection: Any, cursor: Any, statement: str, parameters: Any, *more: Any) -> tuple[str, Any]:
+        return ("SELECT 1" if statement.startswith("SET LOCAL") else statement), parameters
+
+    engine: Any = SimpleNamespace(dicts=lambda rows: iter([{"value": b"a\0b", "routing_key": "a\0b"}]))
+    target.write(engine, ExportRows(reads=(), columns=()), Progress(1, {}), "label")
+    with target.database.connect() as connection:
+        assert connection.execute(text("SELECT value, routing_key FROM tasks")).one() == (b"a\0b", "a\ufffdb")
     target.close()
     ledger.close()
 
