@@ -23,6 +23,7 @@ import stat
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final
 
 from aiohttp import web
@@ -209,7 +210,10 @@ async def _send_range(target: int, source: int, position: int, count: int) -> No
         try:
             sent = await asyncio.shield(piece)
         except asyncio.CancelledError:
-            await asyncio.gather(piece, return_exceptions=True)
+            while not piece.done():  # the thread uses the descriptors for SLICE_S at most
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([piece])
+            piece.exception()  # otherwise the loop would log it
             raise
         position += sent
         count -= sent

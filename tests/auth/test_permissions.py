@@ -91,6 +91,10 @@ def test_pattern_of_a_request_is_small_and_not_cached() -> None:
     assert compile_search("|".join(f"topic-{number:04}" for number in range(350))).matches("topic-0349")
     assert compile_search("^a").matches("abc")
     assert not compile_search("(?i)^(?!A).*").matches("abc")
+    half = "(?:a?){990}"  # look-aheads share the memory: ten of them would take ten times as long
+    assert compile_search(f"^(?={half})a").matches("a")
+    with pytest.raises(InvalidPattern, match="too large"):
+        compile_search("^" + f"(?={half})" * 9 + "a")
     assert compile_search("^a") is not compile_search("^a")
 
 
