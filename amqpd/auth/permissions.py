@@ -34,11 +34,12 @@ logger = logging.getLogger(__name__)
 
 CACHE_MAX: Final = 8192
 """Size limit of the cache of answers."""
+_EMPTY: Final = "^$"
 
 
 def compile_permission(text: str) -> NamePattern:
     """Compile a permission's pattern. RabbitMQ: an empty one matches only the empty name. Raises: InvalidPattern."""
-    return compile_pattern(text or "^$")
+    return compile_pattern(text or _EMPTY)
 
 
 def compile_topic_pattern(text: str, user: str, vhost: str) -> NamePattern:
@@ -95,7 +96,7 @@ class Permissions:
             if row is not None:
                 text = row.configure if kind == "configure" else row.write if kind == "write" else row.read
                 try:
-                    answer = compile_permission(text).matches(name)
+                    answer = compile_pattern(text or _EMPTY).matches(name)
                 except InvalidPattern as error:
                     logger.error("a permission of user %r in vhost %r is invalid: %s", user, vhost, error)
             if len(self._cache) >= self._cache_max:
