@@ -34,7 +34,6 @@ STRUCTURE_MAX: Final = 64 * 1024
 # In a whole body. Definitions of 10 MiB with 50,000 queues and their bindings have about 200,000.
 CONTAINERS_MAX: Final = 400_000
 PIECE: Final = 4096
-_RESERVED: Final = "amqpd.reserved_bytes"
 _STRING_PIECE: Final = 16 * 1024
 # rabbit: the content types that `curl -d` and simple clients send are read as JSON, too. Pages of other sites can send
 # them, but the server refuses their requests earlier, by their origin.
@@ -52,17 +51,18 @@ class BodyMemory:
 
     def __init__(self, bytes_max: int = BODIES_BYTES_MAX) -> None:
         self.free_bytes = bytes_max
+        self._reserved: dict[int, int] = {}  # by the request's id
 
     def reserve(self, request: web.BaseRequest, count: int) -> None:
         """Reserve bytes for the body of a request. Raises: Unavailable."""
         if count > self.free_bytes:
             raise Unavailable("too many large requests at once; try again")
         self.free_bytes -= count
-        request[_RESERVED] = request.get(_RESERVED, 0) + count
+        self._reserved[id(request)] = self._reserved.get(id(request), 0) + count
 
     def release(self, request: web.BaseRequest) -> None:
         """Release what was reserved for a request."""
-        self.free_bytes += request.pop(_RESERVED, 0)
+        self.free_bytes += self._reserved.pop(id(request), 0)
 
 
 async def read_body(
