@@ -370,12 +370,19 @@ class _Remote(LogFiles):
 
     def __init__(self, source: BrokerSource, queue: QueueName) -> None:
         self._client = _Client(source)
+        self._source = source
+        self._queue = queue
         self._path = f"/api/amqpd/logs/{quote(queue.vhost, safe='')}/{quote(queue.queue, safe='')}"
         self._id = queue.id
         self._compresses = source.compresses
 
     def sizes(self) -> dict[str, int]:
-        return self._client.json(self._path, self._sizes, error=MissingQueue)
+        try:
+            return self._client.json(self._path, self._sizes, error=MissingQueue)
+        except MissingQueue as error:
+            if self._queue in self._source.queues(self._queue.vhost):
+                raise SourceError(str(error)) from None  # its log is elsewhere: in a cluster, Kafka has it
+            raise
 
     def _sizes(self, answer: Any) -> dict[str, int]:
         if answer["id"] != self._id:

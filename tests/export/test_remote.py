@@ -59,6 +59,28 @@ def test_page_of_a_proxy_is_an_error_of_the_source() -> None:
         server.shutdown()
 
 
+class _ClusterNode(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        is_list = self.path == "/api/amqpd/logs/%2F"
+        self.send_response(200 if is_list else 404)
+        self.end_headers()
+        why = {"error": "Object Not Found", "reason": "queue 'q' in vhost '/' is in a cluster: its log is in Kafka"}
+        self.wfile.write(json.dumps([{"queue": "q", "vhost": "/", "id": "1"}] if is_list else why).encode())
+
+    def log_message(self, *values: object) -> None:
+        return
+
+
+def test_queue_of_a_cluster_is_no_deleted_queue() -> None:
+    """It is listed, but its log is in Kafka: an export would have no messages, and no error."""
+    with http.server.HTTPServer(("127.0.0.1", 0), _ClusterNode) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = parse({"url": f"http://127.0.0.1:{server.server_port}", "queue": "q"})
+        with pytest.raises(SourceError, match="its log is in Kafka"):
+            offsets.latest(options)
+        server.shutdown()
+
+
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory, until_settled: Any) -> Any:
     """A broker with small segments and 3000 messages in a queue with special characters, the first 100 acked."""
