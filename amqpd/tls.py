@@ -65,17 +65,25 @@ def read_certificates(path: Path) -> list[dict[str, Any]]:
 
     Raises: OSError (ssl.SSLError is one).
     """
-    # The only function of the standard library that decodes a certificate without a connection.
-    first: dict[str, Any] = ssl._ssl._test_decode_cert(str(path))  # type: ignore[attr-defined]
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_verify_locations(path)
-    return [first, *(each for each in context.get_ca_certs() if each != first)]
+    try:
+        # The only function of the standard library that decodes a certificate without a connection.
+        first: dict[str, Any] = ssl._ssl._test_decode_cert(str(path))  # type: ignore[attr-defined]
+        context.load_verify_locations(path)
+        return [first, *(each for each in context.get_ca_certs() if each != first)]
+    except ValueError as error:  # for example an alternative name that is no text
+        raise OSError(f"Python cannot decode a certificate in it: {error}") from error
 
 
 def _check_dates(path: Path, section: str) -> None:
-    """Log a warning for certificates that clients refuse today. Raises: OSError."""
+    """Log a warning for certificates that clients refuse today, or that OpenSSL can read and Python cannot."""
     now_s = time.time()
-    for each in read_certificates(path):
+    try:
+        found = read_certificates(path)
+    except OSError as error:
+        log.warning("%s: the dates in %s are not checked: %s", section, path, error)
+        return
+    for each in found:
         if ssl.cert_time_to_seconds(each["notAfter"]) < now_s:
             log.warning("%s: %s expired on %s: clients refuse it", section, path, each["notAfter"])
         elif ssl.cert_time_to_seconds(each["notBefore"]) > now_s:

@@ -8,12 +8,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.x509.oid import ExtensionOID, NameOID
 
 from amqpd.config.schema import TlsSettings
-from amqpd.tls import renew, server_context
+from amqpd.tls import read_certificates, renew, server_context
 
 DAY = timedelta(days=1)
 YESTERDAY, TOMORROW = datetime.now(UTC) - DAY, datetime.now(UTC) + DAY
@@ -69,6 +74,34 @@ def test_certificate_that_clients_refuse_is_logged_at_start_and_renewal(
     issued.private_key_pem.write_to_path(settings.key)
     renew(context, settings, "amqp.tls")
     assert [words in each for each in caplog.messages] == ([True] if words else [])
+
+
+@pytest.mark.parametrize("case", ["trusted", "odd name"])
+def test_certificate_that_only_openssl_can_read_is_used(
+    make_settings: MakeSettings, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    """The check of its dates must not prevent a start."""
+    settings = make_settings()
+    assert settings.certificate is not None
+    assert settings.key is not None
+    if case == "trusted":  # as `openssl x509 -trustout` writes it
+        pem = settings.certificate.read_bytes().replace(b" CERTIFICATE", b" TRUSTED CERTIFICATE")
+        settings.certificate.write_bytes(pem)
+    else:
+        settings.certificate.write_bytes(with_odd_name(settings.key))
+    server_context(settings, "amqp.tls")
+    assert ["dates in" in each for each in caplog.messages] == [True]
+    with pytest.raises(OSError, match="decod"):
+        read_certificates(settings.certificate)
+
+
+def with_odd_name(key_path: Path) -> bytes:
+    """Return a certificate with an alternative name that is not ASCII, which no standard permits."""
+    key: Any = load_pem_private_key(key_path.read_bytes(), None)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "odd")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, YESTERDAY, TOMORROW)
+    odd = x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, b"\x30\x03\x82\x01\xff")
+    return builder.add_extension(odd, critical=False).sign(key, SHA256()).public_bytes(Encoding.PEM)
 
 
 def client(authority: trustme.CA) -> ssl.SSLContext:
