@@ -31,7 +31,7 @@ SET_BYTES_MAX: Final = 4 << 20
 _PROGRAM_BYTES_MAX: Final = 1 << 20
 _ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 _IGNORES_CASE: Final = re.compile(r"\(\?[a-zA-Z]*i")
-_START: Final = re.compile(r"(?P<flags>(?:\(\?[is]+\))?)(?:\^|\\A)")
+_START: Final = re.compile(r"(?P<flags>(?:\(\?[is]+\))*)(?:\^|\\A)")
 _QUANTIFIERS: Final = ("*", "+", "?", "{")
 
 

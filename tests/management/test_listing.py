@@ -98,7 +98,7 @@ class TestNames:
         """RabbitMQ's pattern to hide the predeclared exchanges."""
         items = [{"name": "amq.topic"}, {"name": "Orders"}]
         query = {"page": "1", "use_regex": "true"}
-        for name in (r"^(?!amq\.).*", "orders"):
+        for name in (r"^(?!amq\.).*", r"(?i)^(?!AMQ\.).*", "orders"):
             assert (await listed(items, name=name, **query))["items"] == [{"name": "Orders"}]
 
 
