@@ -439,7 +439,9 @@ class KafkaSettings:
     )
     vhost: str = setting("/", SOME_TEXT, "Vhost of clients whose user name does not name one (vhost:user).")
     anonymous_user: str = setting(
-        "guest", TEXT, "User of clients that do not log in with SASL; empty: they must log in."
+        "guest",
+        TEXT,
+        "User of clients that do not log in with SASL; guest only on this machine. Empty: they must log in.",
     )
     request_size_max_bytes: int = setting(
         100 << 20, byte_count(1 << 16, 1 << 29), "Largest request; the connection of a larger one is closed."
