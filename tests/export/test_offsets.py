@@ -31,6 +31,13 @@ def at(lake: Any, offset: int) -> offsets.StreamOffset:
     return {KEY: {"id": lake.queue_id, "offset": offset}}
 
 
+def fill(lake: Any, turns: int) -> None:
+    """Append 20 messages in each turn: they fill a segment of 4 KiB."""
+    for _ in range(turns):
+        lake.append(*(b"." * 190 for _ in range(20)))
+        lake.turn()
+
+
 def read(lake: Any, start: offsets.StreamOffset, end: offsets.StreamOffset, **given: str) -> list[int]:
     options = lake.options(**given)
     return [row["offset"] for row in lake.read(options, offsets.stream_parts(options, start, end))]
@@ -147,9 +154,7 @@ def test_many_queues_need_few_descriptors(
 ) -> None:
     """A vhost may have more queues than a process may have open files."""
     lake = make_lake(4096, FileSystem(), str(tmp_path / "data"))
-    for _ in range(3):
-        lake.append(*(b"." * 190 for _ in range(20)))
-        lake.turn()
+    fill(lake, 3)
     names = [QueueName("/", f"q{number}", lake.queue_id, lake.place) for number in range(100)]
     monkeypatch.setattr(DirectorySource, "queues", lambda self, vhost: names)
     monkeypatch.setattr(offsets, "OPEN_MAX", 5)
@@ -175,9 +180,7 @@ def test_segment_removed_since_the_list_was_made_ends_no_look(
     make_lake: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = make_lake(4096)
-    for _ in range(6):
-        lake.append(*(b"." * 190 for _ in range(20)))
-        lake.turn()
+    fill(lake, 6)
     wanted = lake.snapshot()
     kind: Any = type(lake.source().open(lake.name))
     read_bytes, failing = kind.pread, [True]
@@ -201,9 +204,7 @@ def test_list_that_lacks_the_newest_segment_is_made_again(
 ) -> None:
     """A directory is not listed at one moment: the log seems to end before offsets that are exported."""
     lake = make_lake(4096)
-    for _ in range(6):
-        lake.append(*(b"." * 190 for _ in range(20)))
-        lake.turn()
+    fill(lake, 6)
     kind: Any = type(lake.source().open(lake.name))
     sizes, lists = kind.sizes, []
 
