@@ -377,6 +377,8 @@ class ExportJob:
         started = time.monotonic()
         if not Path(options.checkpoint).exists():
             self._require_queue()  # no checkpoint is created for an export that cannot begin
+            if options.queue is None and not self._parsed.queues():
+                logger.warning("vhost '%s' has no durable queue with messages", options.vhost)
         with ExitStack() as stack:
             ledger = self._open_checkpoint()
             stack.callback(ledger.close)

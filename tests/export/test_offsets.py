@@ -169,6 +169,15 @@ def test_many_queues_need_few_descriptors(
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+def test_export_of_a_vhost_without_queues_says_so(
+    written: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    places = (str(tmp_path / "lake"), str(tmp_path / "check"))
+    options = ExportOptions({"path": written.data_dir}, "typo", None, *places)
+    assert ExportJob(options, PyarrowEngine(), lambda report: None, lambda: False).run().rows == 0
+    assert caplog.messages == ["vhost 'typo' has no durable queue with messages"]
+
+
 def test_deleted_queue_is_not_listed_while_its_files_are_removed(written: Any) -> None:
     source = DirectorySource(written.data_dir)
     assert [each.queue for each in source.queues("/")] == ["tasks"]
