@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from urllib.parse import quote
 
 from amqpd import __version__
 from amqpd.auth.internal_backend import TAGS_MAX
@@ -345,7 +346,15 @@ ExportedItem: TypeAlias = dict[str, Any] | None
 
 async def get_definitions(call: ApiRequest) -> ApiResponse:
     """Return all definitions of the broker, as one document."""
-    return await document_reply(export_definitions(call.broker))
+    return _as_download(call, await document_reply(export_definitions(call.broker)))
+
+
+def _as_download(call: ApiRequest, response: ApiResponse) -> ApiResponse:
+    """Let a browser save the response if the query has the name of a file: `?download=NAME`."""
+    name = call.query.get("download")
+    if name is None:
+        return response
+    return response._replace(headers={"Content-Disposition": f'attachment; filename="{quote(name)}"'})
 
 
 def _titles(broker: Broker) -> dict[str, Any]:
@@ -394,7 +403,7 @@ async def get_vhost_definitions(call: ApiRequest) -> ApiResponse:
         "policies": [policy_item(policy) for policy in vhost.policies.all()],
     }
     found.update(queues=_queues(vhost), exchanges=_exchanges(vhost), bindings=_bindings(vhost))
-    return await document_reply(found)
+    return _as_download(call, await document_reply(found))
 
 
 def _user(broker: Broker, row: UserRow) -> dict[str, Any]:

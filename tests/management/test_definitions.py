@@ -60,6 +60,14 @@ def test_import_of_one_vhost(api, v):
     assert (reply.status, reply.json["unknown"]) == (200, ["users"])
 
 
+@pytest.mark.parametrize("path", ["/api/definitions", "/api/definitions/%2F"])
+def test_document_is_a_download_if_the_query_names_a_file(api, path):
+    assert "content-disposition" not in api("GET", path).headers
+    reply = api("GET", f"{path}?download=rabbit%22%0A.json")
+    assert reply.headers["content-disposition"] == 'attachment; filename="rabbit%22%0A.json"'
+    assert reply.json["queues"] is not None
+
+
 def test_import_keeps_type_of_queue_older_than_default_queue_type(api, v):
     """An existing queue keeps its type, so its arguments are not checked against the default type."""
     api.send_ok("PUT", f"/api/queues/{v}/levels", {"arguments": {"x-max-priority": 3}})
