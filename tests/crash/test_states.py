@@ -83,7 +83,7 @@ def test_500_crash_states_keep_every_promise() -> None:
 @pytest.mark.ci_long
 @pytest.mark.timeout(1700)
 def test_30_000_crash_states_keep_every_promise() -> None:
-    search(100, 30_000, set(), share=0.25, draws=4, lived_in=0.002)
+    search(100, 30_000, set(), share=0.25, draws=4, lived_in=0.002, step_max=6)
 
 
 @pytest.mark.on_demand
