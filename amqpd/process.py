@@ -87,7 +87,6 @@ def open_standard_streams() -> None:
 
 STDERR: Final = 2
 HELD: Final = frozenset({signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
-HANDLED: Final = HELD | {signal.SIGTERM, signal.SIGINT}
 
 
 def hold() -> None:
@@ -101,8 +100,7 @@ def ignore_all() -> None:
 
     A mask would not do: it holds for one thread, and the system gives the signal to another one.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
-    for number in HANDLED:
+    for number in HELD | {signal.SIGTERM, signal.SIGINT}:
         signal.signal(number, signal.SIG_IGN)
 
 

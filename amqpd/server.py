@@ -492,18 +492,19 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
+_UNUSABLE_DIR: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR})
+
+
 def _advice(error: Exception, data_dir: Path) -> str:
     """Return what to do about an error of the start, as the end of its text; "" if the error says it all."""
     if isinstance(error, OSError):
         if error.errno == errno.EADDRINUSE:
             return "; stop the program that has this port, or set another one (amqp.port, http.port ...)"
-        path = Path(os.fsdecode(error.filename or "/")).absolute()
+        name = None if isinstance(error.filename, int) else error.filename
+        path = Path(os.fsdecode(name or "/")).absolute()
         if error.errno in _UNUSABLE_DIR and path.is_relative_to(data_dir.absolute()):
             return "; the broker's user must be able to write the data directory. Another one: --data-dir DIR"
     return ""
-
-
-_UNUSABLE_DIR: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR})
 
 
 def _print(line: str) -> bool:

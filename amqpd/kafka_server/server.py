@@ -10,6 +10,7 @@ from amqpd.auth.internal_backend import AuthenticationRefused
 from amqpd.broker.events import KAFKA_PROTOCOL
 from amqpd.broker.listeners import BrokerListener
 from amqpd.broker.session import Session
+from amqpd.config.schema import KafkaSettings
 from amqpd.connection import peer_certificate
 from amqpd.errors import NotAllowed
 from amqpd.kafka_server import (
@@ -45,12 +46,11 @@ if TYPE_CHECKING:
     from amqpd.broker.consumer import QueueBase
     from amqpd.broker.listeners import ListedConnection
     from amqpd.config import Settings
-    from amqpd.config.schema import KafkaSettings
     from amqpd.connection.malloc_trim import MallocTrimmer
     from amqpd.connection.unauthenticated import UnauthenticatedSockets
 
 
-LOCAL_ANONYMOUS_USER: Final = "guest"
+LOCAL_ANONYMOUS_USER: Final = KafkaSettings.anonymous_user
 """The default of `kafka.anonymous_user`."""
 
 

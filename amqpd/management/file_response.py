@@ -2,7 +2,7 @@
 
 uvloop has no `sendfile`, so aiohttp's FileResponse would read and write pieces in the loop. Here aiohttp sends the
 headers and waits until they have left the transport's buffer. Then a thread sends the file into a duplicate of the
-socket's descriptor, for SLICE_S at once. If the client does not read, the event loop waits for it, and the thread
+socket's descriptor, for SLICE_S at most. If the client does not read, the event loop waits for it, and the thread
 serves others. Nothing else is written to the connection until it has finished. Over TLS the kernel does not know the
 keys, so a thread reads pieces, and the loop encrypts and writes them.
 
@@ -31,7 +31,7 @@ from aiohttp.abc import AbstractStreamWriter
 
 WAIT_S: Final = 30.0
 SLICE_S: Final = 0.25
-"""Time for which a thread serves one client, if others wait."""
+"""Time for which a thread serves one client, before the next one has its turn."""
 READER_WAIT_MS: Final = 20
 """Time for which a thread waits for a client that does not read."""
 PIECE_BYTES: Final = 4 << 20
@@ -203,7 +203,7 @@ def _compressed(fd: int, position: int, count: int) -> bytes:
 
 
 async def _send_range(target: int, source: int, position: int, count: int) -> None:
-    """Send the range. Returns, also if cancelled, when no thread uses the descriptors. Raises: OSError."""
+    """Send the range. At the end, also of a cancelled call, no thread uses the descriptors. Raises: OSError."""
     loop = asyncio.get_running_loop()
     while count > 0:
         piece = loop.run_in_executor(_threads, _send_some, target, source, position, count)

@@ -22,6 +22,7 @@ from amqpd.management.request import (
     BadRequest,
     ResourceNotFound,
     Role,
+    forbidden_key,
     parse_int,
     reply,
 )
@@ -184,9 +185,7 @@ def _may_publish(call: ApiRequest, vhost: str) -> MayPublish:
     caller, auth = call.caller, call.broker.auth
 
     def may_publish(exchange: Exchange, keys: list[str]) -> bool:
-        if caller.operator or exchange.kind != "topic":
-            return True
-        return all(auth.is_topic_allowed(caller.user, vhost, exchange.name, "write", key) for key in keys)
+        return forbidden_key(caller, auth, vhost, exchange, "write", keys) is None
 
     return may_publish
 

@@ -23,6 +23,7 @@ from amqpd.auth.internal_backend import User
 from amqpd.auth.permissions import Kind, TopicKind
 
 if TYPE_CHECKING:
+    from amqpd.auth.internal_backend import InternalBackend
     from amqpd.broker.broker import Broker
     from amqpd.broker.queue.queue import Queue
     from amqpd.broker.vhost.exchange import Exchange
@@ -361,14 +362,21 @@ class ApiRequest:
 
     def check_topic(self, vhost: str, exchange: Exchange, kind: TopicKind, keys: list[str]) -> None:
         """Raise NotAuthorised if a topic permission forbids one of the routing keys."""
-        if self.caller.operator or exchange.kind != "topic":
-            return
-        for key in keys:
-            if not self.broker.auth.is_topic_allowed(self.caller.user, vhost, exchange.name, kind, key):
-                raise NotAuthorised(
-                    f"ACCESS_REFUSED - access to topic '{key}' in exchange '{exchange.name}' in vhost '{vhost}' "
-                    f"refused for user '{self.caller.user.name}'"
-                )
+        key = forbidden_key(self.caller, self.broker.auth, vhost, exchange, kind, keys)
+        if key is not None:
+            raise NotAuthorised(
+                f"ACCESS_REFUSED - access to topic '{key}' in exchange '{exchange.name}' in vhost '{vhost}' "
+                f"refused for user '{self.caller.user.name}'"
+            )
+
+
+def forbidden_key(
+    caller: Principal, auth: InternalBackend, vhost: str, exchange: Exchange, kind: TopicKind, keys: list[str]
+) -> str | None:
+    """Return the first routing key that a topic permission forbids the caller; None if there is none."""
+    if caller.operator or exchange.kind != "topic":
+        return None
+    return next((key for key in keys if not auth.is_topic_allowed(caller.user, vhost, exchange.name, kind, key)), None)
 
 
 Handler: TypeAlias = Callable[[ApiRequest], Awaitable[ApiResponse]]

@@ -81,7 +81,7 @@ class Topology:
         self.totals = {"exchanges": 0, "queues": 0}
         # Ids of the objects, which links refer to.
         self._ids: dict[Exchange | Queue, str] = {}
-        # Per exchange: the rate of its busiest link to a queue, and the exchanges bound to it.
+        # Per exchange: the rate of its busiest link to a queue, the exchanges bound to it, its highest possible rate.
         self._busiest: dict[Exchange, float] = {}
         self._bound: dict[Exchange, list[Exchange]] = {}
         self._highest: dict[Exchange, float] = {}
@@ -229,7 +229,7 @@ class Topology:
         is_queue = isinstance(end, Queue)
         in_rate = self._call.rates.per_s(end, QUEUE)[_IN] if isinstance(end, Queue) else self._from_exchanges(end)
         links: list[dict[str, Any]] = []
-        rates = await self._highest_rates(vhost, counts) if len(counts) > 1 else {}
+        rates = {each: await self._incoming_rate_max(vhost, each) for each in counts} if len(counts) > 1 else {}
         whole = sum(rates.values())
         for source, shown in keys.items():
             share = in_rate
@@ -248,10 +248,6 @@ class Topology:
                 key = end.rules.dead_letter_key
                 links.append(self._link("dead_letter", end, target, 1, [] if key is None else [key], None, False))
         return links
-
-    async def _highest_rates(self, vhost: VHost, sources: Iterable[Exchange]) -> dict[Exchange, float]:
-        """Return the highest possible rate of each exchange."""
-        return {each: await self._incoming_rate_max(vhost, each) for each in sources}
 
     async def _incoming_rate_max(self, vhost: VHost, exchange: Exchange) -> float:
         """Return the highest possible rate of an exchange: publishes of clients and all that its sources receive.

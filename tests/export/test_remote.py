@@ -72,7 +72,7 @@ class _ClusterNode(http.server.BaseHTTPRequestHandler):
 
 
 def test_queue_of_a_cluster_is_no_deleted_queue() -> None:
-    """It is listed, but its log is in Kafka: an export would have no messages, and no error."""
+    """The node lists the queue, and Kafka has its log: an export without an error would have no messages."""
     with http.server.HTTPServer(("127.0.0.1", 0), _ClusterNode) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         options = parse({"url": f"http://127.0.0.1:{server.server_port}", "queue": "q"})

@@ -75,7 +75,7 @@ def test_connection_that_the_server_has_closed_is_opened_again(tmp_path: Path) -
 
 
 def test_postgresql_gets_no_nul_in_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It refuses such a text, so that one message would end each run."""
+    """PostgreSQL refuses a NUL in a text, so that one message would end each run."""
     ledger = ExportCheckpoint(tmp_path / "check", {})
     target = Database("sqlite://", "tasks", [("value", "binary"), ("routing_key", "string")], ledger)
     monkeypatch.setattr(target.database.dialect, "name", "postgresql")

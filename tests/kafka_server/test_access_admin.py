@@ -180,7 +180,7 @@ class TestAcls:
         kafka_broker.api("PUT", "/api/users/former", {"password": "f", "tags": "administrator"})
         rights = {"configure": "", "write": "", "read": ""}
         kafka_broker.api("PUT", "/api/permissions/%2F/former", rights)
-        deletion = AlterUserScramCredentialsRequest.fields["deletions"].data_class(name="nobody", mechanism=1)
+        deletion = AlterUserScramCredentialsRequest.fields["deletions"].data_class(name="absent", mechanism=1)
         request = AlterUserScramCredentialsRequest(deletions=[deletion], upsertions=[])
         with KafkaSocket(kafka_address) as raw:
             assert raw.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == 0
