@@ -55,6 +55,7 @@ from amqpd.storage.log.producer_state import SUFFIX, Producers, read_snapshot, s
 from amqpd.storage.log.scan import Scan, find_missing, has_unrecorded_offsets, set_aside_foreign, unrecorded_ranges
 from amqpd.storage.log.segment import Segment, segment_name
 from amqpd.storage.log.transactions import Transactions
+from amqpd.storage.queue_json import DESCRIPTION
 from amqpd.storage.queue_log import LogUnusable
 
 # Entries to process before the loop may do something else: some ms.
@@ -233,6 +234,9 @@ def schedule_syncs(log: Log, *, clean: bool) -> None:
         for segment in log.segments
         if segment.settled_size != 0 and (segment.is_removed or segment is not log.segments[-1])
     ]
+    readable = f"{log.directory}/{DESCRIPTION}"
+    if log.filesystem.exists(readable):  # otherwise the first write makes it
+        log.unsynced.paths.append(readable)
     for segment in log.segments[-1:]:
         if segment.is_removed:
             continue

@@ -554,3 +554,17 @@ def test_truncate_acks_drops_ranges_from_the_end_on(
     assert segment.settled.highest == max([last for _, last in left], default=-1)
     assert segment.gaps == segment.lost == left
     assert segment.acked_transient == [(first, last, 10) for first, last in ranges if last < end]
+
+
+def test_description_of_a_killed_process_is_synced(harness: Any) -> None:
+    """A power cut soon after a kill could empty it, and confirmed delayed messages then had no exchange any more."""
+    harness.create_log()
+    harness.append(b"one")
+    harness.store.flush_batches()  # the kill comes before the sync
+    written = bytes(harness.data("queue.json"))
+    harness.restart()
+    harness.append(b"two")
+    harness.end_turn()
+    for seed in range(20):
+        after = harness.filesystem.crashed(seed)
+        assert bytes(after._get(f"{harness.directory}/queue.json").data) == written
