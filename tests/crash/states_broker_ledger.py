@@ -64,6 +64,8 @@ class Sent:
     - numbers: producer id, epoch, sequence. known_by: the exchange that remembers its deduplication id.
     - over: it is settled, or may be. promise: how certain at least one copy exists.
     - was_confirmed: it was confirmed. times: earlier publishes.
+    - doubled: the last start found several copies, because a crash may release a delayed message twice. An ack settles
+      one of them.
     - rewound: number of the rewind that brings it back. transaction: of its publish. acked_in: transaction of its ack.
       0 for none.
     """
@@ -71,6 +73,7 @@ class Sent:
     __slots__ = (
         "acked_in",
         "body",
+        "doubled",
         "due_ms",
         "exchange",
         "group",
@@ -99,7 +102,7 @@ class Sent:
         self.group = ""
         self.numbers: tuple[int, int, int] | None = None
         self.known_by = ""
-        self.over = False
+        self.over = self.doubled = False
         self.promise = ASKED
         self.places: dict[str, Place] = {}
         self.rewound = 0
@@ -194,6 +197,7 @@ class BrokerLedger:
         for body, each in self.sent.items():
             copies = there.get(body, [])
             each.rewound = 0
+            each.doubled = len(copies) > 1
             if copies:
                 each.promise, each.over, each.acked_in = max(each.promise, step), False, 0
             elif body in repeated and each.promise < step:  # it is not stored: it may be published and stored again
@@ -312,7 +316,7 @@ def _judge_copy(sent: Sent, copy: Copy, step: int, now_ms: int, repeated: bool) 
         wheels = [each for where, each in sent.places.items() if where.startswith("wheel ")]
         if not wheels:
             raise Violation(f"{name} was never delayed and says that it was released again")
-        if all(each.left >= step for each in wheels):
+        if all(each.left >= step for each in wheels) and not sent.doubled:
             raise Violation(f"{name} was released, or cancelled, for good and comes again")
         return
     if sent.known_by and not sent.was_confirmed:

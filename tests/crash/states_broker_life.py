@@ -197,8 +197,16 @@ class BrokerLife(Process):
             if name.startswith("wheel "):
                 other.leave(now_ms)
         self._seeing.append((self.turn.number, place))
-        self.held[sent.body] = (queue, entry)
+        self.held.setdefault(sent.body, []).append((queue, entry))
         return sent
+
+    def released(self, sent: Sent) -> tuple[Queue, QueueEntry]:
+        """Return and forget a taken copy of the message. A crash may release a delayed message twice."""
+        copies = self.held[sent.body]
+        taken = copies.pop()
+        if not copies:
+            del self.held[sent.body]
+        return taken
 
     def _check_group(self, queue: str, sent: Sent) -> None:
         """Check that all earlier messages of its group are settled."""
@@ -210,7 +218,7 @@ class BrokerLife(Process):
     def ack(self, taken: list[Sent]) -> None:
         self.ledger.version += 1
         for sent in taken:
-            queue, entry = self.held.pop(sent.body)
+            queue, entry = self.released(sent)
             sent.over, sent.rewound, sent.acked_in = True, 0, 0
             sent.places[queue.name].leave(self.clock.now_ms)
             queue.ack(entry)
@@ -220,7 +228,7 @@ class BrokerLife(Process):
         """wait_ms: retry delay of each message, times its count of returns."""
         self.ledger.version += 1
         for sent in taken:
-            queue, entry = self.held.pop(sent.body)
+            queue, entry = self.released(sent)
             place = sent.places[queue.name]
             place.count += 1
             place.wait = ASKED
@@ -238,7 +246,7 @@ class BrokerLife(Process):
         """Reject the messages; they go to the dead-letter queue."""
         self.ledger.version += 1
         for sent in taken:
-            queue, entry = self.held.pop(sent.body)
+            queue, entry = self.released(sent)
             place = sent.places.setdefault(dead, Place(self.path(dead)))
             place.left = NONE
             sent.places[queue.name].leave(self.clock.now_ms)

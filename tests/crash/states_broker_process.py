@@ -186,7 +186,7 @@ class Process:
         self._leaping = False
         self._offered: list[Sent] = []
         self._seeing: list[tuple[int, Place]] = []
-        self.held: dict[bytes, tuple[Queue, QueueEntry]] = {}
+        self.held: dict[bytes, list[tuple[Queue, QueueEntry]]] = {}
         self.storage = Storage(
             "/data",
             post=self._post,

@@ -81,7 +81,7 @@ class WalkTransaction:
             transaction.add_publish(route, message)
         life.ledger.version += 1
         for tag, sent in enumerate(self.acked, 1):
-            _, entry = life.held.pop(sent.body)
+            _, entry = life.released(sent)
             channel.deliveries.unacked.add(tag, entry)
             transaction.add_ack([(tag, entry)], ACK)
             (place,) = sent.places.values()
