@@ -568,3 +568,23 @@ def test_description_of_a_killed_process_is_synced(harness: Any) -> None:
     for seed in range(20):
         after = harness.filesystem.crashed(seed)
         assert bytes(after._get(f"{harness.directory}/queue.json").data) == written
+
+
+def test_deliveries_are_marked_after_a_power_cut_and_two_kills(harness: Any) -> None:
+    """The second start assumed a mark that covers everything, did not write it, and delivered below it."""
+    harness.create_log()
+    harness.append(b"one", b"two")
+    harness.end_turn()
+    harness.restart(harness.filesystem.crashed(1), boot_id="2" * 32)
+    harness.append(b"three", b"four")
+    harness.end_turn()
+    # Another log was not opened, so the next start also counts as one after the power cut.
+    harness.filesystem.replace_file("/data/boot-id", b"1" * 32 + b"\n", sync=True)
+    store = harness.restart()
+    assert harness.storage.power_cut
+    store.mark_delivered(2)
+    harness.end_turn()
+    store = harness.restart()
+    assert not harness.storage.power_cut
+    assert harness.offsets()[-1] == 3
+    assert store.redelivered(2)
