@@ -1,4 +1,4 @@
-"""Log compaction: the log keeps the last record of each key.
+"""Log compaction: the log keeps the last record of each key. The same code removes the settled records of work queues.
 
 A log whose policy has a `CleanerPolicy` is cleaned in the background, one log at a time, the dirtiest first.
 Records below its *first dirty offset* were cleaned before; records from there to the active segment are *dirty*.
@@ -8,6 +8,10 @@ sealed segment without the superseded records and joins small neighbours. Record
 as settled. A record without a key remains.
 
 Segments with records of open transactions of producers are not cleaned.
+
+**Sparse segments.** The log of a work queue removes a segment when all its messages are settled, so a few waiting
+messages would keep whole files. `plan_reclaim` looks for segments whose bytes are mostly settled. A cleaning without
+a policy rewrites them with the live messages alone; the log keeps no checkpoint of it.
 
 **Tombstones.** A record with a null value removes earlier records of its key. It is removed itself after
 `tombstone_retention_ms` in the clean part, so that readers that started before can see it.
@@ -33,7 +37,7 @@ be in its range. Any other file is renamed `.foreign`, and nothing is removed fo
 `.log.swap` is merged into `.settled`: it settles records superseded by later ones, which are synced.
 
 During a cleaning, no segment of the log is removed and no `.settled` file rewritten, so these names are not used
-otherwise. Except for `plan_cleaning` and `publish_cleaned`, this module runs in the cleaner thread, on sealed files and
+otherwise. Except for both plans and `publish_cleaned`, this module runs in the cleaner thread, on sealed files and
 copies. It yields to the loop after each batch, and within large ones.
 """
 
@@ -50,7 +54,7 @@ from typing import TYPE_CHECKING, Final
 from google_crc32c import extend, value
 
 from amqpd.storage.acks import ack_set
-from amqpd.storage.acks.ack_set import AckFileReader, AckSet, recorded_end
+from amqpd.storage.acks.ack_set import AckFileReader, recorded_end
 from amqpd.storage.filesystem import APPEND, READ, FileSystem, OpenFile
 from amqpd.storage.log.batch import (
     COMPRESSION,
@@ -79,6 +83,9 @@ _BEFORE_CRC: Final = struct.Struct(">qiibI")
 _SLOT_SIZE: Final = 24
 _CHUNK_SIZE: Final = 1 << 20
 _YIELD_RECORDS: Final = 64
+_STEADY: Final = 0.9  # share of the live messages that must be left since the last look
+_MERGED_MIN: Final = 8  # neighbouring small segments that become one
+_RECLAIMED_MAX: Final = 32  # segments of a cleaning, because none of the log is removed meanwhile
 
 
 class Cancelled(Exception):
@@ -147,16 +154,18 @@ def read_clean_offsets(filesystem: FileSystem, directory: str) -> list[tuple[int
         return []
 
 
-@dataclass
 class CleanerView:
     """A sealed segment at the beginning of the cleaning."""
 
-    segment: Segment
-    base: int
-    end: int
-    size: int
-    path: str
-    settled: AckSet
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.base = segment.base
+        self.end = segment.end
+        self.size = segment.size
+        self.path = segment.prefix + ".log"
+        self.settled = segment.settled.copy()
+        self.settled_body_bytes = segment.settled_body_bytes
+        self.settled_transient_bytes = segment.settled_transient_bytes
 
 
 @dataclass
@@ -164,32 +173,52 @@ class Cleaning:
     """One cleaning of one log.
 
     Attributes:
+        policy: None if it removes settled records only.
+        runs: the segments to clean. Those of a run have no other live segments between them.
         history: the lines of `cleaner-offset-checkpoint`.
+        dirty_ratio: share of the bytes that are dirty, or settled.
+        delivered_mark: of the queue at the beginning. The files that have it may be deleted.
         done: in order, (the old segments of a group, the segment that replaces them or None if nothing remains).
     """
 
     log: Log
-    policy: CleanerPolicy
-    views: list[CleanerView]
+    policy: CleanerPolicy | None
+    runs: list[list[CleanerView]]
     history: list[tuple[int, int]]
     first_dirty: int
     dirty_ratio: float
     now_ms: int
     boot: tuple[int, int]
+    delivered_mark: int = -1
     clean_end: int = 0  # everything below is clean at the end of this cleaning
     map: OffsetMap = field(default_factory=lambda: OffsetMap(0))
     cancelled: bool = False
     dropped_count: int = 0
     done: list[tuple[list[CleanerView], Segment | None]] = field(default_factory=list)
 
+    def freed_bytes(self) -> int:
+        """Return by how much the files have become smaller."""
+        return sum(sum(view.size for view in group) - (new.size if new is not None else 0) for group, new in self.done)
+
     def new_history(self) -> list[tuple[int, int]]:
         """Return the next checkpoint. Cleanings older than the tombstone retention share one line."""
+        assert self.policy is not None
         history = [each for each in self.history if each[0] < self.clean_end]
         history.append((self.clean_end, self.now_ms))
         old = [each for each in history if each[1] <= self.now_ms - self.policy.tombstone_retention_ms]
         return old[-1:] + history[len(old) :]
 
-    def keeps_tombstone(self, offset: int) -> bool:
+    def removes(self, record: Record) -> bool:
+        """Return whether the policy removes a live record: it is superseded, or an old tombstone."""
+        if self.policy is None or record.offset >= self.clean_end:
+            return False
+        key = self.policy.key(record)
+        if key is None:
+            return False
+        return self.map.get(key) > record.offset or (record.tombstone and not self._keeps_tombstone(record.offset))
+
+    def _keeps_tombstone(self, offset: int) -> bool:
+        assert self.policy is not None
         for end, since_ms in self.history:
             if offset < end:
                 return since_ms > self.now_ms - self.policy.tombstone_retention_ms
@@ -215,18 +244,102 @@ def plan_cleaning(log: Log, policy: CleanerPolicy, now_ms: int, boot: tuple[int,
     dirty = sum(segment.size for segment in sealed if segment.end > first_dirty)
     if not dirty or dirty < policy.min_dirty_ratio * total:
         return None
-    views = [
-        CleanerView(each, each.base, each.end, each.size, each.prefix + ".log", each.settled.copy()) for each in sealed
-    ]
-    return Cleaning(log, policy, views, history, first_dirty, dirty / total, now_ms, boot)
+    runs = [[CleanerView(each) for each in sealed]]
+    return Cleaning(log, policy, runs, history, first_dirty, dirty / total, now_ms, boot)
+
+
+def note_progress(log: Log) -> None:
+    """Note which segments of a work queue's log have lost a tenth of their live messages since the last call.
+
+    They wait for the next round, because they may soon be removed as a whole. Cost: a step per segment.
+    """
+    for segment in log.segments[:-1]:
+        segment.steady = segment.live > _STEADY * segment.seen_live >= 0
+        segment.seen_live = segment.live
+
+
+def plan_reclaim(log: Log, boot: tuple[int, int]) -> Cleaning | None:
+    """Return a cleaning of the sparse segments of a work queue's log, None if there are none. Loop thread.
+
+    Settled messages that are kept, for an export, a replay or retention, are left alone.
+
+    Cost: a step per segment, and copies of the ack sets of those to clean.
+    """
+    if len(log.segments) < 2 or not log.durable or log.is_replaying or log.removals.retention is not None:
+        return None
+    end = log.stable_end()
+    if log.removals.export_hold is not None:
+        end = min([end, *log.removals.export_hold.exported.values()])
+    runs: list[list[Segment]] = [[]]
+    for segment in log.segments[:-1]:
+        if segment.removing:
+            return None  # its files go at any moment
+        if segment.is_removed or segment.live == 0:
+            continue
+        whole = segment.sealed and segment.end <= end and not segment.lost
+        if (
+            whole
+            and segment.steady
+            and not _is_changing(segment)
+            and (_is_small(log, segment) or _garbage_bytes(log, segment))
+        ):
+            runs[-1].append(segment)
+        elif runs[-1]:
+            runs.append([])
+    chosen = [run for each in runs for run in _worthwhile(log, each)]
+    chosen = _first(chosen, _RECLAIMED_MAX)
+    if not chosen:
+        return None
+    size = sum(segment.size for run in chosen for segment in run)
+    garbage = sum(_garbage_bytes(log, segment) for run in chosen for segment in run)
+    views = [[CleanerView(segment) for segment in run] for run in chosen]
+    return Cleaning(log, None, views, [], 0, garbage / size, 0, boot, log.delivered_mark)
+
+
+def _is_changing(segment: Segment) -> bool:
+    """Return whether acknowledgements are not synced yet, or the `.settled` file is being replaced."""
+    return segment.swapping or segment.unwritten_entries is not None or segment.dirty()
+
+
+def _is_small(log: Log, segment: Segment) -> bool:
+    return segment.size <= log.segment_size_bytes // 8
+
+
+def _garbage_bytes(log: Log, segment: Segment) -> int:
+    """Return the bytes of settled messages, by the size of their bodies; 0 if it is not worth a new file."""
+    if segment.body_bytes <= 0:
+        return 0
+    garbage = segment.size * min(segment.settled_body_bytes, segment.body_bytes) // segment.body_bytes
+    return garbage if garbage >= max(segment.size // 2, log.segment_size_bytes // 8) else 0
+
+
+def _worthwhile(log: Log, run: list[Segment]) -> list[list[Segment]]:
+    """Return the parts of a run to clean: all of a long run, which merges small segments; else the sparse ones."""
+    if len(run) >= _MERGED_MIN:
+        return [run]
+    return [[segment] for segment in run if _garbage_bytes(log, segment)]
+
+
+def _first(runs: list[list[Segment]], count: int) -> list[list[Segment]]:
+    """Return the runs up to `count` segments; the last one may be cut."""
+    found: list[list[Segment]] = []
+    for run in runs:
+        if count <= 0:
+            break
+        found.append(run[:count])
+        count -= len(run)
+    return found
 
 
 def fill_map(cleaning: Cleaning, filesystem: FileSystem, yield_to_loop: Callable[[], None]) -> None:
     """Read the dirty records into the map and set `clean_end`. Cost: 3 us per record, interpreted. Raises: OSError."""
-    dirty = [view for view in cleaning.views if view.end > cleaning.first_dirty]
+    policy = cleaning.policy
+    cleaning.clean_end = cleaning.runs[-1][-1].end
+    if policy is None:
+        return
+    dirty = [view for view in cleaning.runs[0] if view.end > cleaning.first_dirty]
     most = sum(view.end - view.base for view in dirty) * _SLOT_SIZE * 4 // 3 + 8 * _SLOT_SIZE
-    cleaning.map = OffsetMap(min(most, cleaning.policy.map_size_bytes))
-    cleaning.clean_end = cleaning.views[-1].end
+    cleaning.map = OffsetMap(min(most, policy.map_size_bytes))
     for view in dirty:
         for piece in batches(filesystem, view):
             if cleaning.cancelled:
@@ -237,7 +350,7 @@ def fill_map(cleaning: Cleaning, filesystem: FileSystem, yield_to_loop: Callable
                     yield_to_loop()
                 if record.offset < cleaning.first_dirty or view.settled.contains(record.offset):
                     continue
-                key = cleaning.policy.key(record)
+                key = policy.key(record)
                 if key is not None and not cleaning.map.put(key, record.offset):
                     cleaning.clean_end = record.offset
                     return
@@ -343,12 +456,9 @@ def without_removed(
             yield_to_loop()
         if view.settled.contains(record.offset):
             continue
-        key = cleaning.policy.key(record)
-        if key is not None and record.offset < cleaning.clean_end:
-            superseded = cleaning.map.get(key) > record.offset
-            if superseded or (record.tombstone and not cleaning.keeps_tombstone(record.offset)):
-                cleaning.dropped_count += 1
-                continue
+        if cleaning.removes(record):
+            cleaning.dropped_count += 1
+            continue
         kept.records.append(record)
         kept.parts.append(piece.data[start:stop])
     return kept
@@ -382,17 +492,18 @@ def clean(cleaning: Cleaning, yield_to_loop: Callable[[], None]) -> None:
 def _groups(cleaning: Cleaning) -> list[list[CleanerView]]:
     """Return groups of neighbours that fit into one segment, below `clean_end`."""
     groups: list[list[CleanerView]] = []
-    size = 0
-    for view in cleaning.views:
-        if view.base >= cleaning.clean_end:
-            break
-        fits = size + view.size <= cleaning.log.segment_size_bytes
-        if groups and fits and view.end - groups[-1][0].base < 0x7FFF_FFFF:
-            groups[-1].append(view)
-            size += view.size
-        else:
-            groups.append([view])
-            size = view.size
+    for run in cleaning.runs:
+        size = -1
+        for view in run:
+            if view.base >= cleaning.clean_end:
+                break
+            fits = 0 <= size <= cleaning.log.segment_size_bytes - view.size
+            if fits and view.end - groups[-1][0].base < 0x7FFF_FFFF:
+                groups[-1].append(view)
+                size += view.size
+            else:
+                groups.append([view])
+                size = view.size
     return groups
 
 
@@ -411,6 +522,9 @@ def _write(cleaning: Cleaning, group: list[CleanerView], yield_to_loop: Callable
                 if cleaning.cancelled:
                     raise Cancelled
                 yield_to_loop()
+                if view.settled.next_free(piece.header.base_offset) > piece.header.last_offset:
+                    whole = False
+                    continue
                 kept = without_removed(piece, cleaning, view, yield_to_loop)
                 whole = whole and not piece.header.is_control() and len(kept.records) == piece.header.count
                 if not kept.records:
@@ -432,7 +546,7 @@ def _write(cleaning: Cleaning, group: list[CleanerView], yield_to_loop: Callable
         filesystem.close(fd)
     segment.sealed = True
     segment.lost = [lost for view in group for lost in view.segment.lost]
-    _write_small(filesystem, segment, cleaning.boot)
+    _write_small(filesystem, segment, segment.encode_ack_file(cleaning.boot, cleaning.delivered_mark, {}))
     return segment
 
 
@@ -452,8 +566,8 @@ def _append(filesystem: FileSystem, fd: int, segment: Segment, kept: KeptRecord,
     segment.body_bytes += bodies
 
 
-def _write_small(filesystem: FileSystem, segment: Segment, boot: tuple[int, int]) -> None:
-    data = segment.encode_ack_file(boot, -1, {})
+def _write_small(filesystem: FileSystem, segment: Segment, data: bytes) -> None:
+    """Write `.settled`, which has the bytes `data`, and the indexes. Raises: OSError."""
     segment.times().add(segment.max_timestamp_ms, segment.end - 1 - segment.base)
     for suffix, content in (
         (".settled", data),
@@ -540,22 +654,52 @@ def publish_cleaned(
     changed = delivered_mark >= 0
     if delivered_mark >= 0:
         log.mark_delivered(delivered_mark, 0)
-    for offset, told in returned.items():
-        if segment.base <= offset < segment.end:
-            changed = True
-            log.mark_returned(offset, told)
+    for offset, told in _returned_in(segment, returned):
+        changed = True
+        log.mark_returned(offset, told)
     for view in group:
-        each = view.segment
-        if each.settled.count != view.settled.count:
-            changed = True
-            for low, high in each.settled.ranges():
-                log.ack(low, high, 0)
-        for lost in each.lost:
+        changed = _settle_meanwhile(log, view, segment) or changed
+        for lost in view.segment.lost:
             if lost not in segment.lost:
                 segment.lost.append(lost)
     log.flush()
     fd = held[1].fd if changed else -1
     return lambda: _rename_files(filesystem, log.directory, segment, old, fd), held
+
+
+def _returned_in(segment: Segment, returned: dict[int, int]) -> list[tuple[int, int]]:
+    """Return the items of `returned` in the segment. Cost: a step per item, or per live message if these are fewer."""
+    if len(returned) <= segment.live:
+        return [(offset, told) for offset, told in returned.items() if segment.base <= offset < segment.end]
+    found: list[tuple[int, int]] = []
+    offset = segment.settled.next_free(segment.base)
+    while offset < segment.end:
+        if offset in returned:
+            found.append((offset, returned[offset]))
+        offset = segment.settled.next_free(offset + 1)
+    return found
+
+
+def _settle_meanwhile(log: Log, view: CleanerView, new: Segment) -> bool:
+    """Settle in `new` what was settled in the old segment since the beginning of the cleaning. Return whether it was
+    anything.
+
+    Cost: a step per range of these offsets, and some ns per byte of the ack set.
+    """
+    old = view.segment
+    if old.settled.count == view.settled.count:
+        return False
+    since = old.settled.copy()
+    since.remove_all(view.settled)
+    for low, high in since.ranges():
+        log.ack(low, high, 0)
+    size = old.settled_body_bytes - view.settled_body_bytes
+    transient = old.settled_transient_bytes - view.settled_transient_bytes
+    if size > 0 and new.live > 0:  # without live messages, `Log.ack` has counted all of them
+        new.settled_body_bytes += size
+        new.take_transient_bytes(transient)
+        log.add_ack_entry(new, ack_set.BYTES, size, transient, 0)
+    return True
 
 
 def _rename_files(
@@ -606,10 +750,12 @@ def finish_swaps(filesystem: FileSystem, directory: str, names: list[str]) -> bo
             filesystem.rename(f"{directory}/{name}", f"{directory}/{name}.foreign")
             continue
         logger.info("%s/%s: completed an interrupted compaction", directory, name)
-        _keep_entries(filesystem, directory, base, [other for other in names if base < _base(other) < end])
-        for other in names:
-            if other[20:] in _SUFFIXES and base < _base(other) < end:
-                filesystem.unlink(f"{directory}/{other}")
+        old = [other for other in names if other[20:] in _SUFFIXES and base < _base(other) < end]
+        if f"{name[:20]}.settled.swap" in names:  # else `.settled` is the new file
+            old.append(f"{name[:20]}.settled")
+        _keep_entries(filesystem, directory, base, [other for other in old if other in names])
+        for other in old:
+            filesystem.unlink(f"{directory}/{other}")
         for suffix in (".log", ".index", ".timeindex"):
             filesystem.unlink(f"{directory}/{name[:20]}{suffix}")
         filesystem.fsync_dir(directory)
@@ -668,7 +814,9 @@ def _good_end(filesystem: FileSystem, directory: str, name: str) -> tuple[int, b
     base = int(name[:20])
     path = f"{directory}/{name}"
     segment = Segment(filesystem, directory, base)
-    view = CleanerView(segment, base, base + 0x7FFF_FFFF, filesystem.size(path), path, segment.settled)
+    segment.end, segment.size = base + 0x7FFF_FFFF, filesystem.size(path)
+    view = CleanerView(segment)
+    view.path = path
     end = base
     try:
         for piece in batches(filesystem, view):

@@ -109,6 +109,8 @@ class LogMaintenance:
         log = store.log
         if store.deleted:
             return
+        if log.policy is None:
+            compaction.note_progress(log)
         if not store.failed:
             try:
                 if log.policy is not None:
@@ -138,10 +140,12 @@ class LogMaintenance:
     # -- cleaning
 
     def _plan_cleaning(self, store: LocalLog, now_ms: int) -> Cleaning | None:
-        policy = store.log.policy
-        if policy is None or policy.compaction is None or store.deleted or store.failed or not store.ready:
+        if store.deleted or store.failed or not store.ready or store is self._store:
             return None
-        if store is self._store:
+        policy = store.log.policy
+        if policy is None:
+            return compaction.plan_reclaim(store.log, self._boot) if store.local else None
+        if policy.compaction is None:
             return None
         return compaction.plan_cleaning(store.log, policy.compaction, now_ms, self._boot)
 
@@ -198,7 +202,7 @@ class LogMaintenance:
         now_ms = self._watch.agreed_ms()
         for group, segment in cleaning.done:
             if segment is None:  # removed like any settled segment
-                for view in group:
+                for view in group if cleaning.policy is not None else ():
                     cleaning.log.ack(view.base, view.end - 1, 0)
                 continue
             try:
@@ -246,7 +250,12 @@ class LogMaintenance:
 
     def _finish(self, cleaning: Cleaning, complete: bool) -> None:
         store = self._store
-        if complete and store is not None and not store.deleted:
+        freed = cleaning.freed_bytes()
+        if cleaning.policy is None and freed > 0 and store is not None and not store.deleted:
+            logger.info("queue %s: %d bytes of settled messages were removed from sparse segments", store.name, freed)
+            if complete:
+                self._uncleaned.append((0.0, store))  # there may be more, or small segments to merge
+        elif cleaning.policy is not None and complete and store is not None and not store.deleted:
             path = f"{cleaning.log.directory}/{compaction.CLEANER_OFFSET}"
             # The next job writes it, after it has synced the directory.
             unsynced = cleaning.log.unsynced

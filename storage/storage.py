@@ -528,7 +528,7 @@ class Storage(LogKeeper):
 
     def replay(self, store: LocalLog) -> AckedReplay:
         """Return the replay of settled messages: see acks/replay.py."""
-        return AckedReplay(store, self._committer.submit, self.commits.enqueue)
+        return AckedReplay(store, self._committer.submit, self.commits.enqueue, self._maintenance.when_free)
 
     def find_export_hold(self, store: QueueLog) -> ExportHold | None:
         """Return the export hold of the log, None if it never had one."""

@@ -11,6 +11,8 @@ Steps:
 The queue delivers none of these messages before the last step, so none of them can be settled again while the file
 exists. If the log fails on the way, the next start finds the file and completes the replay.
 
+Compaction removes settled messages. A replay ends a running one first, and none begins before the replay has ended.
+
 Messages that have left the log meanwhile stay settled; `taken` has the others.
 """
 
@@ -41,6 +43,9 @@ _OVER: Final[int] = 4
 class AckedReplay:
     """One replay in one log. The caller adds offsets, calls `begin`, and then `run_slice` until `is_finished`.
 
+    Args:
+        when_free: calls a function when the log is not being compacted (`LogMaintenance.when_free`).
+
     Attributes:
         taken: base of a segment -> offsets to make live; at the end, those that were.
         body_bytes: base of a segment -> size of their bodies.
@@ -49,7 +54,13 @@ class AckedReplay:
         error: reason of a failure, None after success.
     """
 
-    def __init__(self, queue_log: LocalLog, submit: Callable[[Task], None], gather: Callable[[LocalLog], None]) -> None:
+    def __init__(
+        self,
+        queue_log: LocalLog,
+        submit: Callable[[Task], None],
+        gather: Callable[[LocalLog], None],
+        when_free: Callable[[LocalLog, Callable[[], None]], None],
+    ) -> None:
         self.taken: dict[int, AckSet] = {}
         self.body_bytes: dict[int, int] = {}
         self.count = 0
@@ -58,9 +69,11 @@ class AckedReplay:
         self._queue_log = queue_log
         self._submit = submit
         self._gather = gather
+        self._when_free = when_free
         self._path = f"{queue_log.log.directory}/{replay_file.NAME}"
         self._step = _WRITING
         self._segment: Segment | None = None  # of the last added offset
+        self._segments: dict[int, Segment] = {}  # by their bases, as they were when offsets were added
         # Bases of segments to process; processed segments; segments whose new file has no name yet.
         self._todo: deque[int] = deque()
         self._done: list[Segment] = []
@@ -76,6 +89,9 @@ class AckedReplay:
             if segment.base not in self.taken:
                 self.taken[segment.base] = AckSet(segment.base)
                 self.body_bytes[segment.base] = 0
+                self._segments[segment.base] = segment
+            elif self._segments[segment.base] is not segment:
+                return  # compaction has removed it
         self.taken[segment.base].add(offset, offset)
         self.body_bytes[segment.base] += body_size_bytes
 
@@ -94,8 +110,12 @@ class AckedReplay:
 
     def begin(self) -> None:
         """Start the replay; nothing is added afterwards. Raises nothing."""
-        self._todo.extend(self.bases())
+        self._queue_log.log.is_replaying = True
+        self._when_free(self._queue_log, self._begin)
+
+    def _begin(self) -> None:
         queue_log = self._queue_log
+        self._todo.extend(filter(self._is_unchanged, self.bases()))
         log = queue_log.log
         queue_log.flush_batches()
         try:
@@ -107,12 +127,13 @@ class AckedReplay:
             self._end(error)
             return
         epoch = log.epoch
+        taken = {base: self.taken[base] for base in self._todo}
         self._gather(queue_log)
-        self._submit(Task(lambda: self._write(epoch), self._after_write))
+        self._submit(Task(lambda: self._write(taken, epoch), self._after_write))
 
-    def _write(self, epoch: int) -> None:
+    def _write(self, taken: dict[int, AckSet], epoch: int) -> None:
         """Write the `rewind` file, in the fsync thread. The loop does not change `taken` meanwhile."""
-        data = replay_file.encode_rewind(self.taken, self.body_bytes, epoch)
+        data = replay_file.encode_rewind(taken, self.body_bytes, epoch)
         filesystem = self._queue_log.log.filesystem
         filesystem.replace_file(self._path, data, sync=True)
         filesystem.fsync_dir(self._queue_log.log.directory)
@@ -230,7 +251,12 @@ class AckedReplay:
             )
         self._end(why)
 
+    def _is_unchanged(self, base: int) -> bool:
+        """Return whether compaction has not removed settled messages from the segment since they were added."""
+        return self._queue_log.log.segment_of(base) is self._segments[base]
+
     def _end(self, error: Exception | None) -> None:
+        self._queue_log.log.is_replaying = False
         self.error = error
         self._step = _OVER
 

@@ -355,6 +355,7 @@ class Log:
         policy: retention policy, for logs that keep messages.
         deleted_end: records below were deleted, by retention or a client; 0 if none were, or it is unknown.
         cleaning: compaction works on the sealed segments.
+        is_replaying: settled messages are being made live again; compaction must not remove them.
         clean: the directory has a clean-shutdown mark.
         recovery_rest: writes of recovery that are still due before anything else is written; None if done.
         begun: this process has written to the log.
@@ -392,6 +393,7 @@ class Log:
         self.epoch = 0
         self.policy: RetentionPolicy | None = None
         self.cleaning = False
+        self.is_replaying = False
         self.failed = False
         self.error: OSError | None = None
         self.refused_errno: int | None = None

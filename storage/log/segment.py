@@ -178,6 +178,8 @@ class Segment:
         gaps: offset ranges without messages, found by a scan. They count as settled.
         transient: (first, last, size of live bodies) of transient messages appended by this process.
         acked_transient: the same of earlier processes; the restart has settled them.
+        seen_live: `live` at the last round of compaction; -1 before.
+        steady: few messages were settled between the last two rounds.
     """
 
     def __init__(self, filesystem: FileSystem, directory: str, base: int) -> None:
@@ -202,6 +204,8 @@ class Segment:
         self.first_timestamp_ms = -1
         self.transient: list[tuple[int, int, int]] = []
         self.acked_transient: list[tuple[int, int, int]] = []
+        self.seen_live = -1
+        self.steady = False
         self.sealed = False
         self.removing = False
         self.is_removed = False
@@ -501,6 +505,14 @@ class Segment:
                 ranges[index] = (low, high, left - share)
                 self.settled_transient_bytes += share
             index += 1
+
+    def take_transient_bytes(self, size: int) -> None:
+        """Count bodies of transient messages in this segment as settled, at unknown offsets."""
+        for index, (low, high, left) in enumerate(self.transient):
+            share = min(left, size)
+            self.transient[index] = (low, high, left - share)
+            self.settled_transient_bytes += share
+            size -= share
 
     def ack_transient_again(self, offset: int, body_bytes: int) -> None:
         """Record that transient messages found by a scan were already settled by an earlier process, as `.settled`

@@ -371,6 +371,36 @@ def compaction(life: Life, rng: random.Random) -> Iterator[None]:
     yield
 
 
+def sparse_segments(life: Life, rng: random.Random) -> Iterator[None]:
+    """Few messages of each segment wait, so compaction rewrites the segments; some are settled while it runs."""
+    if "q" not in life.stores:
+        life.create("q")
+    for _ in range(2):
+        for _ in range(rng.randint(12, 16)):
+            life.append("q", rng.randint(3, 6), rng.choice((40, 90, 300)), persistent=rng.random() < 0.8)
+            life.turn()
+        live = life.live("q")
+        life.deliver("q", live)
+        waiting = set(rng.sample(range(len(live)), len(live) // 8))
+        life.settle("q", [message for number, message in enumerate(live) if number not in waiting])
+        life.turn()
+        life.give_back("q", life.live("q")[:1])
+        life.turn()
+        life.flush()
+        yield
+        life.maintain()
+        yield
+        life.storage.maintain()  # the cleaner has finished, and the loop does not know it yet
+        life.settle("q", life.live("q")[1:3])
+        life.turn()
+        yield
+        for _ in range(3):
+            life.maintain()
+            life.settle("q", life.live("q")[:1])
+            life.turn()
+            yield
+
+
 def compressed(life: Life, rng: random.Random) -> Iterator[None]:
     if "q" not in life.stores:
         life.create("q", RetentionPolicy(file_delete_delay_ms=0, codec=rng.choice(CODECS[1:])))
@@ -444,6 +474,7 @@ WORKLOADS: Final = (
     Workload("dead letters", dead_letter),
     Workload("retention", retention, ends=("kill",)),
     Workload("compaction", compaction, ends=("kill",)),
+    Workload("sparse segments", sparse_segments, ends=("kill",)),
     Workload("compressed batches", compressed, 4000, ends=("kill", "stop")),
     Workload("streams and their readers", streams, ends=("kill", "stop")),
     Workload("export hold", export_hold, ends=("kill",)),
