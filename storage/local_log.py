@@ -117,18 +117,18 @@ class LocalLog(GroupCommitLog):
         Args:
             delivered_mark: as stored in the files.
             seen_end: offsets below it may have been delivered. If it is higher than the stored mark (after a power
-                cut), this turn stores it: deliveries below it will not write one.
+                cut), the next write stores it, at the latest that of the next delivery.
         """
         log = self.log
         self._tick_end = log.end
         # The entry needs the boot id of this process: it is written together with the first entry of this process.
         if seen_end - 1 > delivered_mark:
             log.mark_delivered(seen_end - 1, 0)
-            self.mark_dirty()
         log.delivered_mark = seen_end - 1
         self._acks = None
         if seen_end > 0 or returned:
             self._acks = QueueAcks(self, log, seen_end - 1, returned)
+            self._acks.mark_waits = seen_end - 1 > delivered_mark
         self.lost = lost
         self.next_offset = log.end
         self.recompute_counts()

@@ -35,6 +35,7 @@ class QueueAcks:
         returned: offset -> packed delivery count and due time (ack_set.py) of returned live messages.
         delivered_mark: the highest offset that was delivered, or may have been.
         due: acknowledgements must be written in this turn.
+        mark_waits: the entry of `delivered_mark` waits for the next write.
     """
 
     def __init__(self, owner: GroupCommitLog, log: Log, delivered_mark: i64, returned: dict[int, int]) -> None:
@@ -44,6 +45,7 @@ class QueueAcks:
         owner.returned = returned  # cursors read it there
         self.delivered_mark: i64 = delivered_mark
         self.due: bool = False
+        self.mark_waits: bool = False
         self._seen_end: i64 = delivered_mark + 1  # offsets below it may have been delivered by an earlier process
         self._returned_earlier: set[int] = set(returned) if returned else _NONE  # returned before this process, too
         self._returns: list[int] = []  # of this turn
@@ -144,6 +146,9 @@ class QueueAcks:
             owner = self.owner
             if not owner.dirty:
                 owner.mark_dirty()
+        elif self.mark_waits:
+            self.mark_waits = False
+            self.owner.mark_dirty()
 
     def mark_returned(self, offset: i64, delivery_count: i64, due_ms: i64) -> None:
         """See `QueueLog.mark_delayed`. `due_ms` is 0 for at once."""

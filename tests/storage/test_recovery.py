@@ -582,6 +582,7 @@ def test_deliveries_are_marked_after_a_power_cut_and_two_kills(harness: Any) -> 
     harness.filesystem.replace_file("/data/boot-id", b"1" * 32 + b"\n", sync=True)
     store = harness.restart()
     assert harness.storage.power_cut
+    assert not store.dirty, "no turn is due that would write it, and ticks would wait for one"
     store.mark_delivered(2)
     harness.end_turn()
     store = harness.restart()
