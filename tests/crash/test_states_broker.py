@@ -92,7 +92,7 @@ def test_walk_finds_delay_directory_that_is_not_removed(monkeypatch: pytest.Monk
 
 def test_walk_finds_partial_rewind(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file that makes a rewind atomic is never written."""
-    monkeypatch.setattr(AckedReplay, "_write", lambda rewind, epoch: None)
+    monkeypatch.setattr(AckedReplay, "_write", lambda rewind, taken, epoch: None)
     with pytest.raises(AssertionError, match="of what was rewound .* are missing"):
         walk("rewound", 9)
 
