@@ -276,13 +276,8 @@ def plan_reclaim(log: Log, boot: tuple[int, int]) -> Cleaning | None:
             return None  # its files go at any moment
         if segment.is_removed or segment.live == 0:
             continue
-        whole = segment.sealed and segment.end <= end and not segment.lost
-        if (
-            whole
-            and segment.steady
-            and not _is_changing(segment)
-            and (_is_small(log, segment) or _garbage_bytes(log, segment))
-        ):
+        wanted = segment.steady and (_is_small(log, segment) or _garbage_bytes(log, segment) > 0)
+        if wanted and segment.end <= end and not segment.lost and not _is_changing(segment):
             runs[-1].append(segment)
         elif runs[-1]:
             runs.append([])
@@ -297,8 +292,8 @@ def plan_reclaim(log: Log, boot: tuple[int, int]) -> Cleaning | None:
 
 
 def _is_changing(segment: Segment) -> bool:
-    """Return whether acknowledgements are not synced yet, or the `.settled` file is being replaced."""
-    return segment.swapping or segment.unwritten_entries is not None or segment.dirty()
+    """Return whether it is not sealed, acknowledgements are not synced, or the `.settled` file is being replaced."""
+    return not segment.sealed or segment.swapping or segment.unwritten_entries is not None or segment.dirty()
 
 
 def _is_small(log: Log, segment: Segment) -> bool:

@@ -250,26 +250,33 @@ class LogMaintenance:
 
     def _finish(self, cleaning: Cleaning, complete: bool) -> None:
         store = self._store
-        freed = cleaning.freed_bytes()
-        if cleaning.policy is None and freed > 0 and store is not None and not store.deleted:
-            logger.info("queue %s: %d bytes of settled messages were removed from sparse segments", store.name, freed)
-            if complete:
-                self._uncleaned.append((0.0, store))  # there may be more, or small segments to merge
-        elif cleaning.policy is not None and complete and store is not None and not store.deleted:
-            path = f"{cleaning.log.directory}/{compaction.CLEANER_OFFSET}"
-            # The next job writes it, after it has synced the directory.
-            unsynced = cleaning.log.unsynced
-            unsynced.checkpoints.append((path, compaction.encode_clean_offsets(cleaning.new_history())))
-            unsynced.add_directory(cleaning.log.directory)
-            logger.info(
-                "queue %s: compacted up to offset %d, %d records removed",
-                store.name,
-                cleaning.clean_end,
-                cleaning.dropped_count,
-            )
+        if complete and store is not None and not store.deleted:
+            if cleaning.policy is None:
+                self._on_rewritten(store, cleaning)
+            else:
+                self._on_compacted(store, cleaning)
         self._end_cleaning(cleaning)
         if store is not None and not store.deleted:
             self._wake(store)
+
+    def _on_rewritten(self, store: LocalLog, cleaning: Cleaning) -> None:
+        freed = cleaning.freed_bytes()
+        if freed > 0:
+            logger.info("queue %s: sparse segments rewritten, %d bytes less", store.name, freed)
+            self._uncleaned.append((0.0, store))  # a cleaning takes a limited number of segments
+
+    def _on_compacted(self, store: LocalLog, cleaning: Cleaning) -> None:
+        path = f"{cleaning.log.directory}/{compaction.CLEANER_OFFSET}"
+        # The next job writes it, after it has synced the directory.
+        unsynced = cleaning.log.unsynced
+        unsynced.checkpoints.append((path, compaction.encode_clean_offsets(cleaning.new_history())))
+        unsynced.add_directory(cleaning.log.directory)
+        logger.info(
+            "queue %s: compacted up to offset %d, %d records removed",
+            store.name,
+            cleaning.clean_end,
+            cleaning.dropped_count,
+        )
 
     def _end_cleaning(self, cleaning: Cleaning) -> None:
         cleaning.log.cleaning = False

@@ -64,7 +64,7 @@ def queue(make_harness: Callable[..., Any]) -> WorkQueue:
     return WorkQueue(make_harness(segment_size_bytes=3000))
 
 
-def test_sparse_segments_are_rewritten_and_merged(queue: WorkQueue) -> None:
+def test_small_segments_are_merged_after_sparse_ones_were_rewritten(queue: WorkQueue) -> None:
     queue.work(1000)
     before = queue.disk_bytes()
     queue.maintain()
@@ -160,7 +160,7 @@ def test_messages_settled_during_a_cleaning(queue: WorkQueue, crash: bool) -> No
 
 
 def test_segments_that_are_being_drained_wait(make_harness: Callable[..., Any]) -> None:
-    """They will be removed as a whole, so a rewrite would be wasted."""
+    """A segment that loses its messages will soon be removed as a whole, so a rewrite would be wasted."""
     queue = WorkQueue(make_harness(segment_size_bytes=6000), 4)
     queue.work(300)
     store = queue.harness.store
@@ -210,6 +210,7 @@ def test_replay_ends_a_cleaning_and_skips_what_it_removed(queue: WorkQueue) -> N
     last = [
         offset for offset in range(270, 290) if offset not in queue.waiting and store.log.segments[-1].base <= offset
     ]
+    assert last
     for offset in [*range(1, 10), *last]:
         replay.add(offset, len(BODY))
     queue.harness.storage.maintain()
